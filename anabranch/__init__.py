@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .agents import ToolExecutor as ToolExecutor
     from .agents import handoff as handoff
     from .backends import Backend as Backend
+    from .backends import Limits as Limits
     from .backends import connect as connect
     from .commander import AnabranchError as AnabranchError
     from .commander import AuthenticationError as AuthenticationError
@@ -95,7 +96,7 @@ if TYPE_CHECKING:
 
 _NAMES_BY_PACKAGE = {
     "agents": "Agent AgentMessage Memory ToolExecutor handoff",
-    "backends": "Backend connect",
+    "backends": "Backend Limits connect",
     "commander": """AnabranchError AuthenticationError BackendError BackendUnavailable BadResponse
         BudgetExceeded Commander ConfigurationError ContentFiltered Context ContextError
         ContextTooLong MissingExtra ModelNotFound ModelRetry Node NodeCancelled NodeClosed

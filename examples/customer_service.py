@@ -24,8 +24,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from anabranch import Agent, AnabranchError, Commander, Context, tool
-from anabranch.backends import Limits
+from anabranch import Agent, AnabranchError, Commander, Context, Limits, tool
 from anabranch.tools import Approvals, Decision
 
 MODEL = os.environ.get("ANABRANCH_MODEL", "openai:gpt-5-mini")

@@ -19,8 +19,7 @@ from urllib.request import urlopen
 
 from pydantic import BaseModel
 
-from anabranch import Agent, AnabranchError, BackendError, Node, Retry, run, settle
-from anabranch.backends import Limits
+from anabranch import Agent, AnabranchError, BackendError, Limits, Node, Retry, run, settle
 from anabranch.store import Durable
 
 

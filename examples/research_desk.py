@@ -25,12 +25,12 @@ from anabranch import (
     Commander,
     Context,
     Job,
+    Limits,
     ModelRetry,
     Retry,
     settle,
     tool,
 )
-from anabranch.backends import Limits
 from anabranch.jobs import read_line
 
 MODEL = os.environ.get("ANABRANCH_MODEL", "openai:gpt-5-mini")

@@ -19,7 +19,7 @@ from ..messages import (
     Request,
     ToolCall,
 )
-from ..tools import AnyTool, ToolResult, describe, with_narration
+from ..tools import AnyTool, ToolLike, ToolResult, describe, with_narration
 from ..tools.toolkits import flatten
 from ._call_tools import call_tools
 from ._handler import Handler, HandlerFunction, handler
@@ -39,7 +39,7 @@ class _Respond(Protocol):
         self,
         backend: Backend | str,
         conversation: Conversation,
-        tools: Sequence[AnyTool] = (),
+        tools: Sequence[ToolLike] = (),
         view: View | None = None,
         *,
         narrate: bool = False,
@@ -54,7 +54,7 @@ class _Respond(Protocol):
         self,
         backend: Backend | str,
         conversation: Conversation,
-        tools: Sequence[AnyTool] = (),
+        tools: Sequence[ToolLike] = (),
         view: View | None = None,
         *,
         narrate: bool = False,
@@ -73,7 +73,7 @@ class _Respond(Protocol):
         self,
         backend: Backend | str,
         conversation: Conversation,
-        tools: Sequence[AnyTool] = (),
+        tools: Sequence[ToolLike] = (),
         view: View | None = None,
         *,
         narrate: bool = False,
@@ -101,7 +101,7 @@ async def respond(
     node: Node[Any],
     backend: Backend | str,
     conversation: Conversation,
-    tools: Sequence[AnyTool] = (),
+    tools: Sequence[ToolLike] = (),
     view: View | None = None,
     *,
     narrate: bool = False,

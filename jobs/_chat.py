@@ -18,7 +18,7 @@ from ..dispatch import Format
 from ..handlers import ConsoleView, View, respond
 from ..messages import Conversation, Message
 from ..messages.options import check_options
-from ..tools import AnyTool
+from ..tools import ToolLike
 from ._job import Job
 
 __all__ = ["ChatJob", "ResponseJob", "read_line"]
@@ -36,7 +36,7 @@ class ResponseJob(Job[Message]):
 
     backend: Backend | str
     conversation: Conversation
-    tools: Sequence[AnyTool] = ()
+    tools: Sequence[ToolLike] = ()
     view: View = field(default_factory=View)
     narrate: bool = False
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -83,7 +83,7 @@ class ChatJob(Job[None]):
 
     backend: Backend | str
     conversation: Conversation
-    tools: Sequence[AnyTool] = ()
+    tools: Sequence[ToolLike] = ()
     view: View = field(default_factory=ConsoleView)
     formats: Sequence[Format] | None = None
 

@@ -54,6 +54,7 @@ from .results import Illustrated as Illustrated
 from .results import ToolResult as ToolResult
 from .sessions import PerSession as PerSession
 from .toolkits import Toolkit as Toolkit
+from .toolkits import ToolLike as ToolLike
 
 if TYPE_CHECKING:
     from ._describe import PromptFormat as PromptFormat

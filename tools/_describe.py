@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..messages import ToolSchema, has_parameter
 from ._schema import as_list, as_mapping
-from ._tool import AnyTool
-from .toolkits import Toolkit, flatten
+from .toolkits import ToolLike, flatten
 
 __all__ = ["PromptFormat", "describe", "with_narration"]
 
@@ -20,7 +19,7 @@ MAX_TYPES = 2000
 PromptFormat: TypeAlias = Literal["json", "hermes", "typescript", "list"]
 
 
-def describe(tools: Iterable[AnyTool | Toolkit], format: PromptFormat = "json") -> str:  # noqa: A002
+def describe(tools: Iterable[ToolLike], format: PromptFormat = "json") -> str:  # noqa: A002
     """Return the tools as text for a prompt.
 
     - "json": the list of objects that a chat-completions request has

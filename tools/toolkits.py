@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from importlib import import_module
 from importlib.util import resolve_name
 from types import ModuleType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, cast
 
 import anyio.to_thread
 
@@ -22,7 +22,7 @@ from ._effect import EffectKind
 from ._tool import AnyTool, Tool
 from .sessions import PerSession, close_all
 
-__all__ = ["Toolkit", "by_name", "flatten", "import_extra"]
+__all__ = ["ToolLike", "Toolkit", "by_name", "flatten", "import_extra"]
 
 
 class DuplicateToolName(ConfigurationError, ValueError):
@@ -112,13 +112,23 @@ class Toolkit:
         ]
 
 
-def flatten(items: Iterable[AnyTool | Toolkit]) -> list[AnyTool]:
-    """Return all tools, with toolkits replaced by theirs; raise if two have the same name."""
-    require(items, Iterable, "tools must be a list of tools and toolkits")
-    tools = (
-        tool for item in items for tool in (item.tools if isinstance(item, Toolkit) else [item])
-    )
-    return list(by_name(tools).values())
+ToolLike: TypeAlias = AnyTool | Toolkit | Callable[..., Any]
+"""A tool, a toolkit, or a plain function, which becomes a tool as by `@tool`."""
+
+
+def flatten(items: Iterable[ToolLike]) -> list[AnyTool]:
+    """Return all tools, also those of toolkits and functions; raise if two have the same name."""
+    require(items, Iterable, "tools must be a list of tools, functions and toolkits")
+    return list(by_name(tool for item in items for tool in _tools_of(item)).values())
+
+
+def _tools_of(item: ToolLike) -> list[AnyTool]:
+    if isinstance(item, Toolkit):
+        return item.tools
+    # No other callables: a class or an agent in the list is a mistake.
+    if inspect.isfunction(item) or inspect.ismethod(item):
+        return [Tool(item)]
+    return [cast("AnyTool", item)]
 
 
 def by_name(
@@ -146,7 +156,7 @@ def _not_a_tool(given: object) -> str:
     if not isinstance(given, type) and callable(getattr(given, "as_tool", None)):
         name = getattr(given, "name", None) or type(given).__name__
         return f"{name} is not a tool; use its as_tool()"
-    return f"{given!r:.200} is not a tool; use @tool or Tool(...)"
+    return f"{given!r:.200} is not a tool; pass a function, or use @tool"
 
 
 async def import_extra(path: str, what: str, extra: str) -> ModuleType:

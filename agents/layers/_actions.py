@@ -17,7 +17,7 @@ from ...dispatch import Format
 from ...dispatch.formats import find_call
 from ...messages import Message
 from ...messages.arguments import read_arguments
-from ...tools import AnyTool, Toolkit, describe
+from ...tools import ToolLike, describe
 from ._message import TOOLS, AgentMessage
 from ._parsers import Parser
 
@@ -66,13 +66,13 @@ class ToolParser(Parser[ToolAction]):
         self,
         *formats: Format,
         validate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-        tools: Iterable[AnyTool | Toolkit] = (),
+        tools: Iterable[ToolLike] = (),
         template: str = "",
     ) -> None:
         check_formats(formats)
         self.formats = formats
         self.validate = validate
-        self.tools: list[AnyTool | Toolkit] = list(tools)
+        self.tools: list[ToolLike] = list(tools)
         self.template = template
 
     def instruction(self) -> str:

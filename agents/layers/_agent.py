@@ -30,7 +30,7 @@ from ...dispatch import Format
 from ...handlers import View
 from ...messages import Message, OutputMode, OutputSchema, Part, Usage
 from ...messages.options import WIRE_OPTIONS, check_options, parameters_of
-from ...tools import AnyTool, Approve, Tool, Toolkit
+from ...tools import AnyTool, Approve, Tool, ToolLike
 from ...tools.sessions import ToolSessions, close_all, do_all
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, check_formats, list_steps
@@ -148,7 +148,7 @@ class Agent(Generic[F]):
         backend: Backend | str | None = None,
         instructions: Instructions | None = None,
         *,
-        tools: Iterable[AnyTool | Toolkit] = (),
+        tools: Iterable[ToolLike] = (),
         knowledge: Knowledge | None = None,
         name: str | None = None,
         description: str = "",
@@ -175,7 +175,7 @@ class Agent(Generic[F]):
         backend: Backend | str | None = None,
         instructions: Instructions | None = None,
         *,
-        tools: Iterable[AnyTool | Toolkit] = (),
+        tools: Iterable[ToolLike] = (),
         knowledge: Knowledge | None = None,
         name: str | None = None,
         description: str = "",
@@ -200,7 +200,7 @@ class Agent(Generic[F]):
         backend: Backend | str | None = None,
         instructions: Instructions | None = None,
         *,
-        tools: Iterable[AnyTool | Toolkit] = (),
+        tools: Iterable[ToolLike] = (),
         knowledge: Knowledge | None = None,
         name: str | None = None,
         description: str = "",

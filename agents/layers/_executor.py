@@ -12,11 +12,20 @@ from ...commander import ConfigurationError, ContextError, Node, NodeCancelled, 
 from ...commander.context import INHERITED
 from ...commander.kinds import checked, require_no_loop
 from ...messages import Message, ToolCall
-from ...tools import AnyTool, Approve, Decision, InvalidArguments, Toolkit, ToolResult, ask_approval
+from ...tools import (
+    AnyTool,
+    Approve,
+    Decision,
+    InvalidArguments,
+    Toolkit,
+    ToolLike,
+    ToolResult,
+    ask_approval,
+)
 from ...tools.calls import NO_PERSON, CallNode, start_call
 from ...tools.results import describe_error
 from ...tools.sessions import CURRENT_SESSION, ToolSessions
-from ...tools.toolkits import by_name
+from ...tools.toolkits import by_name, flatten
 from ._call import names_sync_form, run_in_tree
 from ._guards import wait_for_gate
 from ._handoff import Handoff
@@ -63,7 +72,7 @@ class ToolExecutor:
     @checked
     def __init__(
         self,
-        tools: Iterable[AnyTool | Toolkit],
+        tools: Iterable[ToolLike],
         *,
         approvals: Approve | None = None,
         hooks: Iterable[AgentHook | object] = (),
@@ -81,8 +90,8 @@ class ToolExecutor:
         for hook in hooks:
             self.add_hook(hook)
 
-    def add(self, item: AnyTool | Toolkit) -> None:
-        """Add a tool, or all tools of a toolkit.
+    def add(self, item: ToolLike) -> None:
+        """Add a tool, a function, or all tools of a toolkit.
 
         Raises `ConfigurationError`, and adds none, if a name is taken.
         """
@@ -91,7 +100,7 @@ class ToolExecutor:
                 f"{self.name} only runs tools, and {item.name} hands a conversation over. Give it"
                 " to an Agent: Agent(tools=[...])"
             )
-        methods = item.methods if isinstance(item, Toolkit) else {"": item}
+        methods = item.methods if isinstance(item, Toolkit) else {"": flatten([item])[0]}
         self.tools = by_name(methods.values(), self.tools)
         if isinstance(item, Toolkit):
             for method, tool in methods.items():

@@ -12,7 +12,7 @@ from ...dispatch import FencedCode, Format
 from ...dispatch.formats import FencedCall
 from ...messages import ToolCall
 from ...messages.options import check_options, parameters_of
-from ...tools import AnyTool, Approve, Toolkit, ToolResult
+from ...tools import Approve, Toolkit, ToolLike, ToolResult
 from ...tools.toolkits import flatten
 from ._actions import AgentStep, ToolAction, ToolParser, check_formats
 from ._agent import Agent
@@ -65,7 +65,7 @@ class StepAgent(Agent[ToolAction]):
         backend: Backend | str,
         instructions: Instructions | None = None,
         *,
-        plugins: Iterable[AnyTool | Toolkit] = (),
+        plugins: Iterable[ToolLike] = (),
         interpreter: Toolkit | None = None,
         formats: Sequence[Format] | None = None,
         aggregator: Aggregator | None = None,
@@ -96,7 +96,7 @@ class StepAgent(Agent[ToolAction]):
         check_options(options, f"the agent {self.name!r}", of=type(self), takes=inner)
         self.finished = finished
         self.interpreter = interpreter
-        self.plugins: list[AnyTool | Toolkit] = list(plugins)
+        self.plugins: list[ToolLike] = list(plugins)
         executed = [*self.plugins, *([] if interpreter is None else [interpreter])]
         self.executor: ToolExecutor = ToolExecutor(executed, name="tools")
         self.executor.tool_sessions = self.tool_sessions
@@ -226,7 +226,7 @@ class StepAgent(Agent[ToolAction]):
 
 
 def _list_tools(
-    formats: Iterable[Format], plugins: Iterable[AnyTool | Toolkit], interpreter: Toolkit | None
+    formats: Iterable[Format], plugins: Iterable[ToolLike], interpreter: Toolkit | None
 ) -> str:
     """Return the prompt for formats without an instruction: the tools, and an example each."""
     silent = [each for each in formats if each.branch is None and not each.instruction]

@@ -1,6 +1,6 @@
 from dataclasses import dataclass
 
-from anabranch import Agent, Context, tool
+from anabranch import Agent, Context
 
 
 @dataclass
@@ -8,7 +8,6 @@ class User:
     orders: list[str]
 
 
-@tool
 def orders(ctx: Context[User]) -> list[str]:
     """List the user's orders."""
     return ctx.value.orders

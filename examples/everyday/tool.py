@@ -1,7 +1,6 @@
-from anabranch import Agent, tool
+from anabranch import Agent
 
 
-@tool
 def weather(city: str) -> str:
     """Return the weather of a city."""
     return "warm"

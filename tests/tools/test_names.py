@@ -13,7 +13,7 @@ from support.paths import PROGRAMS
 from anabranch.agents import Agent, StepAgent, ToolExecutor
 from anabranch.commander import Commander, ConfigurationError
 from anabranch.handlers import call_tools, respond
-from anabranch.messages import Conversation
+from anabranch.messages import Conversation, Message, ToolCall
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import McpServer, PythonKernel, Toolkit, describe, open_tools, tool
 
@@ -193,7 +193,34 @@ async def test_tools_opened_by_name_are_refused_too(
 def test_what_is_no_tool_is_refused_where_it_is_given(what: Any):
     """Also the class of a toolkit, whose tools would have no session."""
     for take in lambda: Agent(tools=[what]), lambda: ToolExecutor([what]):
-        with pytest.raises(TypeError, match="is not a tool; use @tool"):
+        with pytest.raises(TypeError, match="is not a tool; pass a function"):
             take()
     with pytest.raises(TypeError, match="interpreter must be a Toolkit or None, not"):
         StepAgent(ScriptedBackend(), interpreter=what)
+
+
+def shout(text: str, times: int = 1) -> str:
+    """Repeat a text in capitals."""
+    return text.upper() * times
+
+
+class Speaker:
+    def greet(self, name: str) -> str:
+        """Greet a person."""
+        return f"Hello {name}"
+
+
+async def test_functions_in_a_list_are_tools_as_by_the_decorator():
+    """In agents, executors and `respond`; two of one name are refused as tools are."""
+    call = ToolCall(id="1", name="shout", arguments={"text": "hey", "times": 2})
+    backend = ScriptedBackend(Message(role="assistant", tool_calls=[call]), "Done.")
+    agent = Agent(backend, tools=[shout, Speaker().greet])
+    declared = (tool(shout), tool(Speaker().greet))
+    assert [each.definition for each in agent.tools] == [each.definition for each in declared]
+    assert (await agent("Shout.")).text == "Done."
+    assert backend.requests[-1].messages[-1].content == "HEYHEY"
+    assert list(ToolExecutor([shout]).tools) == ["shout"]
+    with pytest.raises(ConfigurationError, match="two tools called 'shout'"):
+        Agent(backend, tools=[shout, tool(shout)])
+    with pytest.raises(TypeError, match="a lambda must have name="):
+        Agent(backend, tools=[lambda text: text])
