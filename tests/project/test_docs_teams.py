@@ -38,14 +38,17 @@ def answer(request: Request) -> Message | str:
 async def test_the_programs_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A tool, a handoff and a refusal."""
+    """A tool, a handoff, layers and a refusal."""
     monkeypatch.setattr("anabranch.connect", lambda _: ScriptedBackend(otherwise=answer))
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         names: dict[str, Any] = {"__name__": "page"}
         code = compile(block, "docs", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         await asyncio.to_thread(FunctionType(code, names))
-    assert capsys.readouterr().out.splitlines() == [
-        "Read: The Nile.",
-        "billing You get it back. ['triage', 'billing']",
-        "Please do not send passwords.",
-    ]
+        assert len(names.get("posts", "abc")) == 3
+    read, handed_over, blogger, writer, critic, *_, refused = capsys.readouterr().out.splitlines()
+    assert read == "Read: The Nile."
+    assert handed_over == "billing You get it back. ['triage', 'billing']"
+    assert blogger == "Blogger('Blogger')"
+    assert writer.startswith("  (writer): Agent('writer', ")
+    assert critic.startswith("  (critic): Agent('critic', ")
+    assert refused == "Please do not send passwords."
