@@ -141,7 +141,8 @@ def by_name(
     """
     tools_by_name = dict(known or {})
     for tool in tools:
-        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        # Any object with the attributes of a `Tool` can be described. Agents have names, too.
+        if not isinstance(getattr(tool, "name", None), str) or hasattr(tool, "as_tool"):
             raise TypeError(_not_a_tool(tool))
         if (other := tools_by_name.get(tool.name)) is not None:
             raise DuplicateToolName(

@@ -337,7 +337,7 @@ async def test_a_body_that_blocks_the_loop_is_recorded(tmp_path: Path) -> None:
 
     @handler
     async def blocks(node: Node) -> bool:
-        return block_until(lambda: commander._watch._looks._reported)  # type: ignore[union-attr]
+        return block_until(lambda: commander._watch._looks._blocked)  # type: ignore[union-attr]
 
     async with Commander(slow_after=0.02) as commander:
         with record(commander, tmp_path / "r") as recorder:
