@@ -86,6 +86,8 @@ class WireBackend(ModelBackend):
         filter_library_logs(self._redactor)
 
     def __repr__(self) -> str:
+        if "_redactor" not in vars(self):  # a traceback of __init__ shows it
+            return object.__repr__(self)
         where = self._redactor.text(hide_secrets(self.base_url))
         return f"{type(self).__name__}({self.model!r}, base_url={where!r})"
 

@@ -19,6 +19,7 @@ __all__ = [
 OTHER_OPTIONS: Mapping[str, str] = {
     "deps": "context",
     "finish_condition": "finished",
+    "functions": "tools",
     "is_termination_msg": "is_termination",
     "llm": "backend",
     "llm_adapter": "backend",
@@ -40,6 +41,7 @@ OTHER_OPTIONS: Mapping[str, str] = {
 
 OPTION_ADVICE: Mapping[str, str] = {
     "code_execution_config": "code runs in a tool: tools=[PythonKernel()]",
+    "context": "each call takes context=, such as agent(question, context=user)",
     "deps_type": (
         "a call takes context=, and functions with a parameter of type Context[...] read it"
     ),

@@ -73,6 +73,8 @@ def check_options(
         advice = OPTION_ADVICE.get(name)
         if advice is None and (near := nearest(str(name), known)):
             advice = f"did you mean {near!r}?"
+        elif advice is None:
+            advice = OPTION_ADVICE.get(OTHER_OPTIONS.get(name, ""))
         faults.append(f"{name!r}" + ("" if advice is None else f" ({advice})"))
     message = f"{owner} has no option {', '.join(faults)}"
     if not OPTION_ADVICE.keys() >= {*unknown}:

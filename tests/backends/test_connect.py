@@ -241,3 +241,15 @@ def test_a_cache_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) 
         ConfigurationError, match="ANABRANCH_CACHE=~nosuchuser/cache: this user does not"
     ):
         cache_folder()
+
+
+def test_a_backend_whose_key_is_missing_can_be_shown() -> None:
+    """Debuggers and rich tracebacks show the object whose `__init__` failed."""
+    with pytest.raises(ConfigurationError, match="no key") as caught:
+        connect("openai:gpt-5-mini")
+    shown = [
+        repr(each.frame.f_locals["self"])
+        for each in caught.traceback
+        if "self" in each.frame.f_locals
+    ]
+    assert [text for text in shown if "OpenAIBackend object at" in text]

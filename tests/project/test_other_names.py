@@ -48,12 +48,18 @@ def test_an_option_that_is_no_argument_says_what_to_do(name: str) -> None:
     for refuse in (
         lambda: Agent(**{name: None}),
         lambda: ConversableAgent("ann", **{name: None}),
-        lambda: Agent().call("Hello", **{name: None}),
+        *([lambda: Agent().call("Hello", **{name: None})] if name != "context" else []),
         lambda: Request((), options={name: None}),
     ):
         with pytest.raises(ConfigurationError) as refused:
             refuse()
         assert str(refused.value).endswith(f"has no option {name!r} ({OPTION_ADVICE[name]})")
+
+
+def test_an_option_of_another_framework_says_where_its_argument_is() -> None:
+    """Where the argument belongs to the call."""
+    with pytest.raises(ConfigurationError, match=r"'deps' \(each call takes context="):
+        Agent(ScriptedBackend(), deps=None)
 
 
 def test_an_unknown_option_beside_one_with_advice_has_the_usual_advice_too() -> None:
