@@ -250,8 +250,10 @@ class DurableScope(ABC):
         """
 
     @abstractmethod
-    def suspend(self) -> asyncio.Future[None] | None:
-        """Suspend the run because its commander ends; return None if nothing is under way.
+    def suspend(self, error: BaseException | None = None) -> asyncio.Future[None] | None:
+        """Suspend the run, as its commander or `error` ends it; None if nothing is under way.
+
+        A `ContextError` only waits in a run that it has stopped.
 
         If effects are under way, returns a future that is done after they had time to end. The run
         has cancelled its tree by then.
@@ -404,8 +406,11 @@ class Effect(ABC):
         horizon: float = 0.0,
         timeout: float | None = None,
         check: Callable[[Mapping[str, Any]], Any] | None = None,
+        prepare: Callable[[], object] | None = None,
     ) -> Any:
         """Call `work` unless an execution recorded its result. Return text or an object.
+
+        `prepare` is called before the effect begins. If it raises, the effect has not begun.
 
         `work` has `timeout` seconds; `TimeoutError` fails it after that. A failure is recorded, and
         raised again for the same attempt in each execution.

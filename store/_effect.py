@@ -28,7 +28,7 @@ from ._failure import attach_idents, encode_failure
 from ._json import canonical, digest
 from ._match import EffectMatch
 from ._view import APPROVAL, DOUBT
-from .errors import NotStorable
+from .errors import JournalError, LeaseLost, NotStorable
 
 if TYPE_CHECKING:
     from ._execution import Execution
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ._reply import ReplyRow
     from ._scope import NodeScope
 
-__all__ = ["DurableEffect", "Limited", "storable"]
+__all__ = ["INSIDE_EFFECT", "DurableEffect", "Limited", "storable"]
 
 MIN_RECONCILE_SECONDS = 60.0  # for `reconcile` to answer, before a person is asked
 
@@ -46,7 +46,7 @@ Check: TypeAlias = Callable[[Mapping[str, Any]], Any] | None
 AskHere: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]]
 
 # Whether this code runs inside an effect: a suspension waits for its end, and so for inner effects.
-_INSIDE_EFFECT: ContextVar[bool] = ContextVar("anabranch_inside_effect", default=False)
+INSIDE_EFFECT: ContextVar[bool] = ContextVar("anabranch_inside_effect", default=False)
 
 
 class DurableEffect(Effect):
@@ -162,9 +162,10 @@ class DurableEffect(Effect):
         horizon: float = 0.0,
         timeout: float | None = None,
         check: Check = None,
+        prepare: Callable[[], object] | None = None,
     ) -> Any:
         try:
-            result = await self._do(work, again, reconcile, horizon, timeout, check)
+            result = await self._do(work, again, reconcile, horizon, timeout, check, prepare)
         except Exception:  # it too is raised only after the caller has seen earlier ends
             await self._caller.until_seen(self._end_number)
             raise
@@ -179,6 +180,7 @@ class DurableEffect(Effect):
         horizon: float,
         timeout: float | None,
         check: Check,
+        prepare: Callable[[], object] | None,
     ) -> Any:
         execution = self._execution
         await self._match.settle()
@@ -208,12 +210,19 @@ class DurableEffect(Effect):
         elif doubt is None and not failures:  # no row yet: it may be a recorded one that moved
             await self._caller.until_on_course()
             await self._match.wait_for_unreplayed()
-        if execution.suspending and not _INSIDE_EFFECT.get():
+        if execution.suspending and not INSIDE_EFFECT.get():
             async with lend_slot():
                 await asyncio.get_running_loop().create_future()  # until the tree is cancelled
+        if prepare is not None:
+            try:
+                prepare()
+            except ContextError as error:
+                execution.stop_for_context(error)  # before the intent: the effect has not begun
+                raise
+        has_begun = False
         ended = execution.loop.create_future()
         execution.effects_in_progress[self.ident] = ended
-        inside = _INSIDE_EFFECT.set(True)
+        inside = INSIDE_EFFECT.set(True)
         try:
             # A repeated call keeps its intent: the first one still says since when it is in doubt.
             if doubt is None or not again:
@@ -227,9 +236,15 @@ class DurableEffect(Effect):
                     )
             # The intent must be on disk before the call: else a crash would hide that it was made.
             await execution.barrier()
+            has_begun = True
             return await self._work(work, timeout)
+        except asyncio.CancelledError:
+            if execution.lacks_context and not has_begun:
+                with suppress(JournalError, LeaseLost):
+                    self._fail_unattempted(cast("ContextError", execution.stop_error))
+            raise
         finally:
-            _INSIDE_EFFECT.reset(inside)
+            INSIDE_EFFECT.reset(inside)
             del execution.effects_in_progress[self.ident]
             ended.set_result(None)
 
@@ -244,10 +259,8 @@ class DurableEffect(Effect):
                 result = await current_node().call_handler(limited, timeout=timeout, claim=True)
             return self._record_result(result)
         except ContextError as error:
-            # A failure of no attempt: the effect is not in doubt, and a resume, which may pass the
-            # context, makes it again.
-            self._append("failed", {"by": "", "failure": _failure(error), "cut_off": False})
-            self._execution.fail(error)
+            self._execution.stop_for_context(error)
+            self._fail_unattempted(error)
             raise
         except Exception as error:  # also for a result that cannot be stored
             cut_off = limited is not None and not limited.over
@@ -258,6 +271,10 @@ class DurableEffect(Effect):
                 raise self._execution.read_failure(recorded, self.ident) from None
             attach_idents(error, self.ident)
             raise
+
+    def _fail_unattempted(self, error: ContextError) -> None:
+        """Record a failure of no attempt: it is not in doubt, and a resume makes it again."""
+        self._append("failed", {"by": "", "failure": _failure(error), "cut_off": False})
 
     def _record_result(self, result: Any) -> Any:
         """Record the result, and return it as a later execution reads it."""
@@ -275,7 +292,8 @@ class DurableEffect(Effect):
         # This object holds its result. Only a new attempt of the caller, with a new object, finds
         # the row.
         find = kind != "gave" or self._caller.is_retried
-        return self._execution.record(self.ident, kind, value, find=find)
+        ends = kind != "intent" and self.ident in self._execution.effects_in_progress
+        return self._execution.record(self.ident, kind, value, find=find, ends_effect=ends)
 
     # --- in doubt
 

@@ -19,7 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ..commander import Node, NodeLimits
-from ..commander.errors import AnabranchError
+from ..commander.errors import AnabranchError, ContextError
 from ._checksums import Row
 from ._codec import Codec
 from ._conversation import Conversations
@@ -312,13 +312,21 @@ class Execution:
         """
         return self.clock_at_start + self.loop.time() - self.started_at
 
-    def append(self, ident: bytes, kind: str, value: bytes = b"", *, find: bool = False) -> bytes:
+    def append(
+        self,
+        ident: bytes,
+        kind: str,
+        value: bytes = b"",
+        *,
+        find: bool = False,
+        ends_effect: bool = False,
+    ) -> bytes:
         """Append a row, and return its value without keys; it is on disk after the next barrier.
 
         With `find` this execution finds the row too; other rows take no memory. Raises the error
-        that stopped the execution.
+        that stopped the execution, unless the row `ends_effect` and only a context was missing.
         """
-        if self.stop_error is not None:
+        if self.stop_error is not None and not (ends_effect and self.lacks_context):
             raise self.stop_error
         value = self.keys.cut_json(value)  # before the row is queued or found
         row = Row(ident, kind, value)
@@ -336,9 +344,18 @@ class Execution:
             self._add(row._replace(seq=self.last_number, time=time.time()))
         return value
 
-    def record(self, ident: bytes, kind: str, value: Any, *, find: bool = False) -> bytes:
+    def record(
+        self,
+        ident: bytes,
+        kind: str,
+        value: Any,
+        *,
+        find: bool = False,
+        ends_effect: bool = False,
+    ) -> bytes:
         """Append a row with JSON data; otherwise as `append`."""
-        return self.append(ident, kind, json.dumps(value).encode(), find=find)
+        data = json.dumps(value).encode()
+        return self.append(ident, kind, data, find=find, ends_effect=ends_effect)
 
     def record_cancel(
         self,
@@ -384,6 +401,22 @@ class Execution:
                 self.roots.stop, "the journal cannot record the run any more"
             )
 
+    def stop_for_context(self, error: ContextError) -> None:
+        """Stop this execution, as code needs a context that the next one may pass.
+
+        That is no outcome of the run, whatever code does about the error. Only the ends of effects
+        in progress are recorded: they get `grace` seconds, so that none is left in doubt.
+        """
+        error.reported = True
+        if self.stop_error is None:
+            self.stop_error, self.suspended = error, True
+            self.suspend()
+
+    @property
+    def lacks_context(self) -> bool:
+        """Whether `stop_for_context` stopped this execution."""
+        return isinstance(self.stop_error, ContextError)
+
     def park(self, why: str) -> JournalMismatch:
         """Stop this execution and park the run; return the error to raise.
 
@@ -421,7 +454,7 @@ class Execution:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.grace_seconds):
-                    while self.effects_in_progress and not self.suspended:
+                    while self.effects_in_progress and (not self.suspended or self.lacks_context):
                         await asyncio.wait(self.effects_in_progress.values())
         finally:
             self.suspended = True  # first, so that the ends of cancelled nodes are not recorded

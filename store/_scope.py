@@ -39,7 +39,7 @@ from ..commander.stored_names import stored_name
 from ..commander.waiting import lend_slot
 from ._codec import Codec
 from ._completion_order import PAUSE_SECONDS, CompletionOrder, until_awaited
-from ._effect import DurableEffect, Limited
+from ._effect import INSIDE_EFFECT, DurableEffect, Limited
 from ._execution import Execution
 from ._failure import attach_idents, encode_failure, failure_idents, was_awaited
 from ._identity import NodeIdentity
@@ -394,8 +394,8 @@ class NodeScope(NodeIdentity):
             execution.pending_cancels.pop(node, None)
             execution.conversations.catch_up(self)  # its body did not run
         durable = cast("DurableNode", node) if node._node_is_durable else None
-        if durable is not None and isinstance(error, ContextError) and not self.is_recorded:
-            execution.fail(error)  # not an outcome: a resume may pass the context
+        if isinstance(error, ContextError) and not self.is_recorded:
+            execution.stop_for_context(error)
         if not execution.suspended:
             is_new = not (self.is_recorded or self.returns_recorded)
             if execution.last_recorded and ending == "completed" and is_new:
@@ -461,7 +461,7 @@ class NodeScope(NodeIdentity):
             execution.suspend()  # the process ends, but not the run
             return
         if isinstance(error, ContextError) and self.is_durable:
-            execution.fail(error)  # as in `record_outcome`
+            execution.stop_for_context(error)
             return
         # A plain body runs again, and fails again because of its child.
         decided = timed_out or self.is_durable
@@ -478,13 +478,13 @@ class NodeScope(NodeIdentity):
                 data = encode_failure(error, awaited=awaited)
                 execution.append(self.attempt_ident, "aborted", data, find=True)
 
-    def suspend(self) -> asyncio.Future[None] | None:
+    def suspend(self, error: BaseException | None = None) -> asyncio.Future[None] | None:
         execution = self.execution
-        return (
-            execution.suspend()
-            if execution.effects_in_progress and not execution.suspended
-            else None
-        )
+        if isinstance(error, ContextError) and (not execution.lacks_context or INSIDE_EFFECT.get()):
+            return None
+        in_progress = execution.effects_in_progress
+        stays = execution.suspended and not execution.lacks_context
+        return execution.suspend() if in_progress and not stays else None
 
     def record_cancel(
         self, scopes: Sequence[DurableScope], reason: str, *, failed: DurableScope | None

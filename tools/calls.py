@@ -136,7 +136,9 @@ class _Run(CallNode, internal=True):
                 # Before the journal records that the call starts.
                 bare.check(arguments)
                 effect = effect.with_inputs(arguments)
-                stored = await do_once(effect, bare, bare.run, arguments, write_text)
+                stored = await do_once(
+                    effect, bare, bare.run, arguments, write_text, prepare=bare.contexts
+                )
                 return ToolResult.of(call, await tool.finish(read_text(stored)))
         # A result, not a failure: `retry` would only repeat it.
         except (InvalidArguments, ModelRetry) as error:
@@ -150,11 +152,13 @@ async def do_once(
     arguments: Mapping[str, Any],
     write: Callable[[Any], Any],
     check: Callable[[Mapping[str, Any]], Any] | None = None,
+    prepare: Callable[[], object] | None = None,
 ) -> Any:
     """Run a tool as an effect, and return the stored form of its result.
 
-    `write` turns the result of `run` into its stored form. `check` gets the result that a person
-    states for a call in doubt, and returns its stored form or raises `ValueError`.
+    `prepare` is called before the effect begins; if it raises, the effect has not begun. `write`
+    turns the result of `run` into its stored form. `check` gets the result that a person states for
+    a call in doubt, and returns its stored form or raises `ValueError`.
     """
     CURRENT_CALL.set(effect)
 
@@ -176,6 +180,7 @@ async def do_once(
         horizon=tool.reconcile_after,
         timeout=tool.timeout,
         check=check,
+        prepare=prepare,
     )
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from anabranch import (
     Agent,
     Context,
     ContextError,
+    Job,
     current_context,
     run,
+    settle,
     tool,
 )
 from anabranch.messages import Message, Request, ToolCall
@@ -131,6 +139,126 @@ async def test_a_call_may_pass_a_context_of_its_own(path: Path):
 
         assert await journal.run(Other(), run_id="r", context=User("ada")) == "own pays 3"
     assert b"token-4711" not in stored(path)
+
+
+# --- several readers at the same time, and code that handles their errors
+
+
+@tool
+def declares(ctx: Context[User]) -> str:
+    return ctx.value.name
+
+
+@tool
+async def reads() -> str:
+    await asyncio.sleep(0)
+    return current_context(User).value.name
+
+
+@tool
+def reads_in_thread() -> str:
+    return current_context(User).value.name
+
+
+@tool
+async def needs_none() -> str:
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return "ada"
+
+
+TOOLS = {each.name: each for each in (declares, reads, reads_in_thread, needs_none)}
+
+
+def use_tool(request: Request) -> Message | str:
+    last = request.messages[-1]
+    if last.role == "tool":
+        return last.content or ""
+    calls = [
+        ToolCall(id=str(place), name=name, arguments={})
+        for place, name in enumerate((last.content or "").split())
+    ]
+    return Message(role="assistant", tool_calls=calls)
+
+
+clerk = Agent(ScriptedBackend(otherwise=use_tool), tools=[*TOOLS.values()], name="clerk")
+
+
+class AskClerk(Durable[str]):
+    names: str
+
+    async def task(self) -> str:
+        return (await clerk(self.names)).text.split("\n")[0]
+
+
+class ReadPlain(Job[str]):
+    names: str
+
+    async def task(self) -> str:
+        return current_context(User).value.name
+
+
+async def ask_clerk(names: str) -> str:
+    return (await clerk(names)).text.split("\n")[0]
+
+
+MAKERS: dict[str, Any] = {"agent": ask_clerk, "durable": AskClerk, "plain": ReadPlain}
+
+
+class Desk(Durable[list[str]]):
+    shape: str
+    kind: str
+    questions: list[str]
+
+    async def task(self) -> list[str]:
+        made = (MAKERS[self.kind](each) for each in self.questions)
+        found: Sequence[Any] = ()
+        match self.shape:
+            case "settle":
+                found = await settle(*made)
+            case "gather":
+                found = await asyncio.gather(*map(asyncio.ensure_future, made))
+            case "return":
+                futures = map(asyncio.ensure_future, made)
+                found = await asyncio.gather(*futures, return_exceptions=True)
+            case _:
+                found = [await _catch(each) for each in made]
+        return [each if isinstance(each, str) else "failed" for each in found]
+
+
+async def _catch(each: Any) -> object:
+    try:
+        return await each
+    except Exception as error:
+        return error
+
+
+@given(
+    shape=st.sampled_from(["settle", "gather", "return", "catch"]),
+    kind=st.sampled_from([*MAKERS]),
+    questions=st.lists(
+        st.lists(st.sampled_from([*TOOLS]), min_size=1, max_size=2).map(" ".join),
+        min_size=1,
+        max_size=3,
+        unique=True,
+    ).filter(lambda found: found[0].split()[0] != "needs_none"),
+    attempts=st.integers(1, 2),
+)
+@settings(max_examples=25, deadline=None)
+async def test_a_forgotten_context_is_no_outcome_and_leaves_no_call_in_doubt(
+    shape: str, kind: str, questions: list[str], attempts: int
+):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "runs.db")
+        for _ in range(attempts):
+            async with Journal(path) as journal:
+                with pytest.raises(ContextError):
+                    await journal.run(Desk(shape, kind, questions), run_id="r")
+                seen = await journal.look("r")
+                assert (seen.run.state, [*seen.waits]) == ("suspended", [])
+        async with Journal(path) as journal, asyncio.timeout(20):
+            running = journal.run(Desk(shape, kind, questions), run_id="r", context=User("ada"))
+            assert await running == ["ada"] * len(questions)
 
 
 # --- agents
