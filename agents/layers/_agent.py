@@ -341,10 +341,16 @@ class Agent(Generic[F]):
                     f"{self.name} stores its sessions in a journal, which has the earlier messages"
                     " of session_id=. Leave out history="
                 )
-        call = kind(self, read_inputs(messages, self.name), session_id, options)
+        call = kind(
+            self,
+            read_inputs(messages, self.name),
+            session_id,
+            options,
+            has_history=history is not None,
+        )
         if context is not INHERITED:
             call._node_context = context
-        if history:
+        if history is not None:
             call._node_stored = read_history(self, history)
         if backend is not None:
             call._node_backend = read_backend(backend)

@@ -195,6 +195,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     _node_stored: Sequence[AgentMessage] = ()
     _node_remembered: Sequence[AgentMessage] = ()
     _node_attempts: Sequence[object] = ()
+    _node_make_new: Callable[[], list[Message]] | None = None
 
     def __init__(
         self,
@@ -203,12 +204,14 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         session_id: SessionId | None,
         options: Mapping[str, Any],
         steering: Steering | None = None,
+        *,
+        has_history: bool = False,
     ) -> None:
         super().__init__(agent.name)
         if steering is not None:
             self._node_steering = steering
         self.agent = agent
-        if session_id is None and not agent.has_own_memory:
+        if session_id is None and (has_history or not agent.has_own_memory):
             session_id = TemporarySession()
             self.at_done(lambda _: cast("TemporarySession", self.session_id).end())
         self.session_id: SessionId = 0 if session_id is None else session_id
@@ -239,6 +242,27 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     def undelivered(self) -> list[AgentMessage]:
         """The messages of `steer` that no request has delivered, in order; final after its end."""
         return [] if self._node_steering is None else self._node_steering.undelivered
+
+    def new_messages(self) -> list[Message]:
+        """Return the messages of this call once it has ended, also if it failed or was cancelled.
+
+            call = agent.call("Pay 3 pounds.", history=stored)
+            try:
+                await commander.run(call)
+            finally:
+                stored += call.new_messages()
+
+        After an answer these are those of `answer.new_messages()`. Otherwise they are the messages
+        that a session would remember: the question, and the calls of tools that have run, with
+        their results. There are none if the call had no effect. Raises `RuntimeError` before the
+        call has ended, and for a call in a journal's session.
+        """
+        if isinstance(self, JournalCall) or self.state not in ("completed", "failed", "cancelled"):
+            raise RuntimeError(
+                "the new messages of a call are known when it has ended. A session of a journal"
+                " stores its messages itself"
+            )
+        return [] if self._node_make_new is None else self._node_make_new()
 
     def steering(self) -> Steering:
         """Return the steering messages of this call."""
@@ -293,9 +317,12 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
             if agent.has_text_output:
                 with_text_output(answer)
         except BaseException:
-            if agent.memory.retract(remembered, session_id) and earlier:
-                (agent.conversant or agent).memory.retract(earlier, session_id)
-                self._node_remembered = ()
+            if agent.memory.retract(remembered, session_id):
+                remembered = []
+                if earlier:
+                    (agent.conversant or agent).memory.retract(earlier, session_id)
+                    self._node_remembered = ()
+            self._node_make_new = self._new_messages(remembered, None)
             raise
         finally:
             if token is not None:
@@ -307,7 +334,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         answer = answer.model_copy(update={"usage": self.usage})
         if agent.has_text_output:
             with_text_output(answer)  # hooks may have changed the text
-        vars(answer)[NEW_MESSAGES] = new
+        vars(answer)[NEW_MESSAGES] = self._node_make_new = new
         self.publish(answer)
         return answer
 
@@ -342,11 +369,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         Raises `ConfigurationError` if the session has other messages.
         """
         agent, session_id, owner = self.agent, self.session_id, self.agent.conversant
-        if owner is None:
-            raise ConfigurationError(
-                f"{agent.name} asks no model with its own memory, so it takes no history=. Give its"
-                " agents a session with session_id="
-            )
+        assert owner is not None  # `read_history` has checked it
         present = owner.memory.messages(session_id)
         if present and self._node_remembered:
             return ()  # an earlier attempt has added it
@@ -364,9 +387,12 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         return self._node_remembered
 
     def _new_messages(
-        self, received: Sequence[AgentMessage], answer: AgentMessage
+        self, received: Sequence[AgentMessage], answer: AgentMessage | None
     ) -> Callable[[], list[Message]]:
-        """Return a function that makes `new_messages()` of what this call has added."""
+        """Return a function that makes `new_messages()` of what this call has added.
+
+        Without an answer the call has failed, and its failed beginnings of a reply are left out.
+        """
         agent, attempts = self.agent, self._node_attempts
         owner = agent.conversant or agent
         found: list[AgentMessage] = []
@@ -375,7 +401,9 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
                 found.append(each)
             if len(attempts) == 1 and received and each is received[0]:
                 break  # all others are older
-        found = found[::-1] or [*received, answer]
+        found = found[::-1] or [*received, *([] if answer is None else [answer])]
+        if answer is None:
+            found = [each for each in found if each.stream_state != "failed"]
         return partial(as_messages, found, owner.name, answer)
 
 

@@ -6,7 +6,9 @@ they are asked for. `read_history` makes of these the same messages of the memor
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pydantic import ValidationError
@@ -27,6 +29,9 @@ __all__ = ["History", "as_messages", "read_history"]
 History: TypeAlias = Sequence[AgentMessage[Any] | Message | Mapping[str, Any]]
 """Messages before a question: messages, dumps of `Message`s, or dictionaries of the wire."""
 
+# Names in the code of a `forward` that reads the memory.
+READS_MEMORY = frozenset({"aggregate", "forward", "memory", "recall", "super"})
+
 READ_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
 
@@ -35,8 +40,19 @@ def read_history(agent: Agent[Any], history: History) -> list[AgentMessage]:
 
     Raises `ConfigurationError` for anything that is not a conversation of this agent.
     """
-    agent = agent.conversant or agent
+    owner = agent.conversant
+    if owner is None or not _reads_own_memory(agent):
+        what = "asks no model with its own memory"
+        if owner is not None:
+            what = "has a forward() that does not read its memory"
+        raise ConfigurationError(
+            f"{agent.name} {what}, so it takes no history=. Give its agents a session with"
+            " session_id="
+        )
+    agent = owner
     given: Any = history  # users pass other types, too
+    if isinstance(given, Message | AgentMessage):
+        raise ConfigurationError("history must be a list of messages, not one: history=[message]")
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigurationError(
             f"history must be a list of messages, not {quote(history)}. Give the question as text"
@@ -70,6 +86,28 @@ def read_history(agent: Agent[Any], history: History) -> list[AgentMessage]:
             f"history must have the results of the calls {open_calls} directly after them"
         )
     return found
+
+
+def _reads_own_memory(agent: Agent[Any]) -> bool:
+    """Return whether the model of a call reads the memory of `agent.conversant`.
+
+    So it is unless a subclass has its own `forward`, without a `conversant` that fits, which
+    neither calls the one of its base class nor reads the memory.
+    """
+    line = type(agent).__mro__
+    kind = next(each for each in line if "forward" in vars(each))
+    if any("conversant" in vars(each) for each in line[: line.index(kind) + 1]):
+        return True
+    forward = inspect.unwrap(vars(kind)["forward"])
+    return bool(READS_MEMORY & _names_in(getattr(forward, "__code__", None)))
+
+
+def _names_in(code: CodeType | None) -> set[str]:
+    """Return the names in a function's code, and in the functions inside of it."""
+    if code is None:
+        return {*READS_MEMORY}  # it cannot be read, so it may do so
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _read(message: object, place: int) -> Message | AgentMessage:
@@ -142,14 +180,17 @@ def _as_remembered(message: Message, name: str) -> AgentMessage:
 
 
 def as_messages(
-    remembered: Iterable[AgentMessage], name: str, answer: AgentMessage
+    remembered: Iterable[AgentMessage], name: str, answer: AgentMessage | None
 ) -> list[Message]:
-    """Return messages of the memory of the agent `name` as `read_history` reads them."""
+    """Return messages of the memory of the agent `name` as `read_history` reads them.
+
+    All are plain `Message`s, also results of tools, so that they are equal after they were stored.
+    """
     messages: list[Message] = []
     for each in remembered:
         is_own = each.sender == name
         if is_own and each.type == TOOLS:
-            messages += [part.model_copy() for part in cast("list[Message]", each.output)]
+            messages += _as_plain(each.output)
         elif is_own or each is answer:
             status, refusal = each.extra.get("status"), each.extra.get("refusal")
             messages.append(
@@ -170,3 +211,15 @@ def as_messages(
                 Message(role="user", content=each.text, parts=[*each.parts], name=sender)
             )
     return messages
+
+
+def _as_plain(exchange: Sequence[Message]) -> list[Message]:
+    """Return a reply with tool calls and the results, one for each call."""
+    fields = [{name: getattr(each, name) for name in Message.model_fields} for each in exchange]
+    plain = [Message(**each).model_copy(deep=True) for each in fields]
+    answered = {each.tool_call_id for each in plain}
+    for call in (call for each in exchange for call in each.tool_calls):
+        if call.id not in answered:  # the call of the agent ended before
+            text = "Error: the call was interrupted"
+            plain.append(Message(role="tool", content=text, tool_call_id=call.id, name=call.name))
+    return plain

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from support.media_files import PNG
 
 from anabranch.agents import Agent, AgentMessage, Memory, Sequential, StepAgent, handoff
 from anabranch.commander import Commander, Retry, current_node
-from anabranch.commander.errors import BackendUnavailable, ConfigurationError
+from anabranch.commander.errors import BackendUnavailable, ConfigurationError, NodeCancelled
 from anabranch.messages import Message, Part, ProviderItem, ToolCall, request_body
 from anabranch.testing import ScriptedBackend
 from anabranch.tools import tool
@@ -105,6 +108,8 @@ def json_dumps(**how: Any) -> Callable[[list[Message]], list[Any]]:
     return lambda new: json.loads(json.dumps([each.model_dump(mode="json", **how) for each in new]))
 
 
+MESSAGES = TypeAdapter(list[Message])
+
 STORES: dict[str, Callable[[list[Message]], list[Any]]] = {
     "objects": list,
     "dumps": json_dumps(),
@@ -132,12 +137,22 @@ async def test_a_history_makes_the_requests_that_a_session_would_have_made(
         second = await two(*question, history=stored)
         assert first == second
         assert first.new_messages() == second.new_messages()
-        stored += STORES[store](second.new_messages())
+        new = second.new_messages()
+        assert {type(each) for each in new} == {Message}
+        assert MESSAGES.validate_python(MESSAGES.dump_python(new)) == new
+        assert MESSAGES.validate_json(MESSAGES.dump_json(new)) == new
+        stored += STORES[store](new)
 
     assert [bodies(each) for each in (in_store,)] == [bodies(each) for each in (in_session,)]
     if store in ("objects", "dumps"):
-        assert [r.messages for r in in_store.requests] == [r.messages for r in in_session.requests]
+        assert as_dumps(in_store) == as_dumps(in_session)
     assert two.memory.sessions == []
+
+
+def as_dumps(backend: ScriptedBackend) -> list[Any]:
+    """The messages of each request, without the fields that only a running call has."""
+    only = {"status", "files"}
+    return [[each.model_dump(exclude=only) for each in r.messages] for r in backend.requests]
 
 
 def bodies(backend: ScriptedBackend) -> list[Any]:
@@ -198,10 +213,31 @@ async def test_a_history_needs_an_empty_session() -> None:
         await agent("Hi", session_id="s", history=old)
 
     assert [each.text for each in agent.memory.messages("s")] == ["a", "b", "Hi", "one"]
-    own = Agent(ScriptedBackend("one", "two"), memory=Memory())
-    await own("Hi", history=old)
-    with pytest.raises(ConfigurationError, match="the session 0 of Agent has messages already"):
-        await own("Hi", history=old)
+
+
+@pytest.mark.parametrize("given", ["a session of its own", "no message"])
+async def test_calls_with_a_history_have_sessions_of_their_own_with_the_limits_of_the_memory(
+    given: str,
+) -> None:
+    backend = ScriptedBackend(otherwise="ok")
+    own = Agent(backend, memory=Memory(recent_n=3))
+    await own("Kept")
+    olds: list[list[Message]] = [
+        [Message(role="user", content=f"{n}{place}") for place in "abc"] for n in range(3)
+    ]
+    if given == "no message":
+        olds = [[], [], []]
+
+    answers = await asyncio.gather(*(own(f"q{n}", history=old) for n, old in enumerate(olds)))
+
+    found = sorted(r.messages[-1].content or "" for r in backend.requests[1:])
+    expected = [f"{n}b\n{n}c\nq{n}" if olds[n] else f"q{n}" for n in range(3)]
+    assert found == expected
+    assert [[m.content for m in each.new_messages()] for each in answers] == [
+        [f"q{n}", "ok"] for n in range(3)
+    ]
+    assert [m.text for m in own.memory.messages()] == ["Kept", "ok"]
+    assert own.memory.sessions == [0]
 
 
 def test_a_journal_needs_no_history() -> None:
@@ -221,6 +257,98 @@ async def test_agents_without_one_memory_for_their_model_take_no_history() -> No
         ("user", "Hi", None),
         ("assistant", "x", "inner"),
     ]
+
+
+class Asks(Agent):
+    """Asks another agent, which never reads this one's memory."""
+
+    def __init__(self, inner: Agent) -> None:
+        super().__init__(name="asks")
+        self.inner = inner
+
+    async def forward(self, message: AgentMessage, session_id: int | str = 0) -> AgentMessage:
+        return await self.inner(message, session_id=session_id)
+
+
+class Trims(Agent):
+    async def forward(self, *messages: AgentMessage, **options: Any) -> str:
+        answer: Any = await super().forward(*messages, **options)
+        return answer.text.strip()
+
+
+class Counts(Agent):
+    async def forward(self, message: AgentMessage, session_id: int | str = 0) -> str:
+        return " ".join(each.text for each in self.memory.messages(session_id))
+
+
+class Lends(Asks):
+    @property
+    def conversant(self) -> Agent:
+        return self.inner
+
+
+async def test_an_agent_with_its_own_forward_takes_a_history_only_if_it_reads_it() -> None:
+    backend = ScriptedBackend(otherwise=" ok ")
+    inner, old = Agent(backend, name="inner"), [Message(role="user", content="The Nile")]
+
+    for history in (old, []):
+        with pytest.raises(ConfigurationError, match=r"asks has a forward\(\) that does not read"):
+            Asks(inner).call("Which?", history=history)
+    assert not backend.requests
+
+    assert (await Trims(backend)("Which?", history=old)).text == "ok"
+    assert backend.requests[-1].messages[0].content == "The Nile\nWhich?"
+    assert (await Counts()("Which?", history=old)).text == "The Nile Which?"
+    await Lends(inner)("Which?", history=old)
+    assert "The Nile" in (backend.requests[-1].messages[0].content or "")
+
+
+async def test_a_single_message_is_no_history() -> None:
+    with pytest.raises(ConfigurationError, match=r"not one: history=\[message\]"):
+        Agent(ScriptedBackend()).call("Hi", history=Message(role="user", content="a"))  # type: ignore
+
+
+@given(script=replies(), fails_at=st.integers(0, 3), cancelled=st.booleans())
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+async def test_a_call_that_fails_has_the_messages_that_a_session_would_remember(
+    script: list[Message], fails_at: int, cancelled: bool
+) -> None:
+    fails_at = min(fails_at, len(script) - 1)
+
+    def make() -> tuple[ScriptedBackend, Agent]:
+        left = iter(script[:fails_at])
+
+        def reply(request: Any) -> Message | str:
+            made = next(left, None)
+            if made is not None:
+                return made
+            if (request.messages[-1].content or "").endswith("And now?"):
+                return "done"
+            if cancelled:
+                raise asyncio.CancelledError
+            raise RuntimeError("down")
+
+        backend = ScriptedBackend(otherwise=reply)
+        return backend, Agent(backend, tools=[look, ask, nudge], name="sage")
+
+    (one, first), (two, second) = make(), make()
+    with suppress(RuntimeError, NodeCancelled, asyncio.CancelledError):
+        await first("Hi", session_id="s")
+    call = second.call("Hi", history=[])
+    with pytest.raises(RuntimeError, match="when it has ended"):
+        call.new_messages()
+    async with Commander() as commander:
+        commander.call_handler(call, claim=True)
+        with suppress(RuntimeError, NodeCancelled):
+            await call
+
+    new = call.new_messages()
+    assert MESSAGES.validate_python(MESSAGES.dump_python(new)) == new
+    assert bool(new) == bool(fails_at)
+    await first("And now?", session_id="s")
+    await second("And now?", history=new)
+    assert as_dumps(one)[-1] == as_dumps(two)[-1]
+    assert second.memory.sessions == []
 
 
 async def test_an_agent_that_calls_tools_in_its_text_takes_a_history() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import field
+from pathlib import Path
 
 import pytest
 from support.killed_executions import disk_after, execute_in_loop
@@ -20,7 +21,7 @@ from anabranch.backends import Backend
 from anabranch.handlers import View
 from anabranch.jobs import ChatJob
 from anabranch.messages import Message, Request, ToolCall
-from anabranch.store import Durable, Live
+from anabranch.store import Durable, Journal, Live
 from anabranch.store import live as later
 from anabranch.testing import ScriptedBackend
 
@@ -187,3 +188,41 @@ async def test_no_reply_that_is_kept_is_asked_again_after_any_kill(
             kind(ScriptedBackend(otherwise=script)), disk_after(first, rows)
         )
         assert (again.result, script.count) == (first.result, asked)
+
+
+# --- the messages of a call as results and inputs
+
+
+@tool
+def tell_time() -> str:
+    return "noon"
+
+
+def use_clock(request: Request) -> Message | str:
+    if request.messages[-1].role == "tool":
+        return "It is noon."
+    return Message(role="assistant", tool_calls=[ToolCall(id="1", name="tell_time")])
+
+
+watcher = Agent(ScriptedBackend(otherwise=use_clock), tools=[tell_time], name="watcher")
+
+
+async def ask_watcher() -> list[Message]:
+    return (await watcher("When?")).new_messages()
+
+
+class KeepMessages(Durable[list[Message]]):
+    history: list[Message]
+
+    async def task(self) -> list[Message]:
+        new = (await watcher("And now?", history=self.history)).new_messages()
+        return [*await self.durable.step(ask_watcher), *new]
+
+
+async def test_the_messages_of_a_call_are_results_and_inputs_of_jobs(tmp_path: Path):
+    history = await ask_watcher()
+    for _ in range(2):
+        async with Journal(tmp_path / "runs.db") as journal:
+            found = await journal.run(KeepMessages(history), run_id="r")
+            assert found[:4] == history
+            assert [each.role for each in found] == ["user", "assistant", "tool", "assistant"] * 2
