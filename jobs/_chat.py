@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field
 from typing import Any, Self
 
@@ -127,30 +127,48 @@ class ChatJob(Job[None]):
 async def read_line() -> str | None:
     """Return the next line of the standard input without its end; None at its end or without one.
 
-    A line is read in a thread, so that neither the loop nor the program's end waits for it. If
-    cancelled, the thread reads one more line and drops it.
+        async with asyncio.timeout(30):
+            answer = await read_line()
+
+    A line is read in a thread, so that neither the loop nor the program's end waits for it. If the
+    call is cancelled, the next call gets the line. Calls at the same time get one line each.
     """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    text, failure = "", None
-
-    def end() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    def read() -> None:
-        nonlocal text, failure
-        try:
-            if sys.stdin is not None and not getattr(sys.stdin, "closed", False):
-                text = sys.stdin.readline()
-        except BaseException as error:  # noqa: BLE001 - raised in the loop
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(end)
-
-    # Not a pool's thread: the program's end would wait for that.
-    threading.Thread(target=read, name="read_line", daemon=True).start()
-    await ended
+    line = next((each for each in _unclaimed if each.stdin is sys.stdin), None)
+    if line is None:
+        line = _Line(sys.stdin)
+    else:
+        _unclaimed.remove(line)
+    try:
+        text, failure = await asyncio.wrap_future(line.outcome)
+    except asyncio.CancelledError:
+        _unclaimed.append(line)
+        raise
     if failure is not None:
         raise failure
     return text.removesuffix("\n") if text else None
+
+
+class _Line:
+    """A line that a thread reads from the standard input."""
+
+    def __init__(self, stdin: Any) -> None:
+        self.stdin: Any = stdin
+        self.outcome: concurrent.futures.Future[tuple[str, BaseException | None]]
+        self.outcome = concurrent.futures.Future()
+        self.outcome.set_running_or_notify_cancel()  # so no reader's cancel reaches it
+        # Not a pool's thread: the program's end would wait for that.
+        threading.Thread(target=self._read, name="read_line", daemon=True).start()
+
+    def _read(self) -> None:
+        text, failure = "", None
+        try:
+            with _reading:  # two threads would lose parts of a file's buffer
+                if self.stdin is not None and not getattr(self.stdin, "closed", False):
+                    text = self.stdin.readline()
+        except BaseException as error:  # noqa: BLE001 - raised in the loop
+            failure = error
+        self.outcome.set_result((text, failure))
+
+
+_reading = threading.Lock()
+_unclaimed: list[_Line] = []  # lines of cancelled calls, the oldest first

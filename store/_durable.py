@@ -208,6 +208,16 @@ def make_again(
         ) from error
 
 
+def _refuse_tool(function: object) -> None:
+    if isinstance(function, Tool):
+        tool = cast("AnyTool", function)
+        if not tool.read_only:
+            raise ConfigurationError(
+                f"{tool.name} is a tool, and a step could repeat its effect. Use"
+                f" durable.call({tool.name}, ...)"
+            )
+
+
 class _CallableTool(Protocol[P, T_co]):
     """The parameters and the result of a `Tool`, for the overloads of `call`."""
 
@@ -253,8 +263,10 @@ class DurableCalls:
 
         The function runs again if the process dies before its result is on disk: use a tool for
         what must not be repeated. A plain function runs in a worker thread. The result is stored by
-        the return annotation; without one it must be plain JSON.
+        the return annotation; without one it must be plain JSON. A tool is a `ConfigurationError`,
+        unless it is `read_only`, since a step may repeat its effect.
         """
+        _refuse_tool(function)
         return self._node.call_handler(Step(function, args), key=key)
 
     @overload

@@ -3,8 +3,11 @@
 import asyncio
 import io
 import sys
+import threading
+from random import Random
 
 import pytest
+from support.seeds import example_count, seeds
 
 from anabranch.jobs import read_line
 
@@ -69,11 +72,58 @@ async def test_what_the_input_raises_is_raised_by_the_call(
             await read_line()
 
 
-async def test_a_cancelled_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread may end earlier or later, and never disturbs the loop."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a line\n"))
+class Slow:
+    """Gives each line when the test allows it."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = list(lines)
+        self.allowed = threading.Semaphore(0)
+
+    def readline(self) -> str:
+        assert self.allowed.acquire(timeout=20)
+        return self.lines.pop(0)
+
+
+@pytest.mark.parametrize("seed", seeds(example_count(20, 200)))
+async def test_no_line_is_lost_when_calls_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The next call gets the line, before or after it was read."""
+    draw = Random(seed)
+    expected = [f"line {each}" for each in range(draw.randint(1, 6))]
+    stdin = Slow(*(f"{line}\n" for line in expected))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    found: list[str | None] = []
+    async with asyncio.timeout(20):
+        for _ in expected:
+            for _ in range(draw.randint(0, 2)):
+                task = asyncio.create_task(read_line())
+                for _ in range(draw.randint(0, 3)):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            if draw.random() < 0.5:
+                stdin.allowed.release()
+                found.append(await read_line())
+            else:
+                task = asyncio.create_task(read_line())
+                await asyncio.sleep(0)
+                stdin.allowed.release()
+                found.append(await task)
+    assert found == expected
+
+
+async def test_another_standard_input_does_not_get_the_lines_of_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Slow("old\n")
+    monkeypatch.setattr(sys, "stdin", first)
     task = asyncio.create_task(read_line())
     await asyncio.sleep(0)
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await asyncio.wait([task])
+    first.allowed.release()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("new\n"))
+    async with asyncio.timeout(20):
+        assert await read_line() == "new"

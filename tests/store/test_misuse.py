@@ -14,7 +14,7 @@ import pytest
 from support.journal_file import journal_process
 from support.waiting import TIMEOUT_SECONDS
 
-from anabranch import ConfigurationError, NodeCancelled, run
+from anabranch import ConfigurationError, NodeCancelled, run, tool
 from anabranch.jobs import Job
 from anabranch.store import (
     Durable,
@@ -400,3 +400,26 @@ def test_run_with_a_journal_cannot_stay_open(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"^journal= needs auto_exit=True, because"):
         run(Plain(), journal=tmp_path / "runs.db", run_id="r", auto_exit=False)
     assert not [*tmp_path.iterdir()]
+
+
+@tool
+def charge(order: str) -> str:
+    return f"charged {order}"
+
+
+@tool(read_only=True)
+def look_up(order: str) -> str:
+    return f"found {order}"
+
+
+class Steps(Durable[list[str]]):
+    async def task(self) -> list[str]:
+        with pytest.raises(ConfigurationError, match=r"Use durable.call\(charge, ...\)"):
+            await self.durable.step(charge, "A")
+        return [await self.durable.call(charge, "A"), await self.durable.step(look_up, "A")]
+
+
+def test_a_step_refuses_a_tool_whose_effect_it_could_repeat(tmp_path: Path) -> None:
+    """Tools without effects may be steps."""
+    found = run(Steps(), journal=tmp_path / "runs.db", run_id="r")
+    assert found == ["charged A", "found A"]
