@@ -29,7 +29,7 @@ from ..messages.options import check_options
 from ._recorded import key_of, record_replies
 from ._request_fit import fit_parts
 from .limits import Limits
-from .typed_output import TypedOutput
+from .typed_output import TypedOutput, check_retries
 
 __all__ = ["Backend", "BackendFactory"]
 
@@ -226,12 +226,15 @@ class Backend(ABC):
         """
         require_request(request)
         if output_type is None:
+            if output_mode is not None:
+                raise ConfigurationError("output_mode= needs output_type=, the type of the output")
             async with aclosing(self.stream(request)) as deltas:
                 return assemble([delta async for delta in deltas], self.formats)
         if request.tools:
             raise ConfigurationError(
                 "complete(output_type=...) runs no tools. Use respond(), or leave out the tools"
             )
+        check_retries(output_retries)
         output = TypedOutput(OutputSchema[Any].of(output_type), self, output_mode)
         conversation = list(request.messages)
         for retries in range(output_retries, -1, -1):
@@ -243,7 +246,7 @@ class Backend(ABC):
                 if (failure := output.failure(message, str(error), retries)) is not None:
                     raise failure from error
                 conversation += output.correct(message, str(error))
-        raise ConfigurationError(f"output_retries must be 0 or more, not {output_retries!r}")
+        raise AssertionError("the last attempt gives an output or an error")
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Return a vector for each of `texts`, in their order.

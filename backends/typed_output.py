@@ -26,11 +26,21 @@ from ..messages.text import quote
 if TYPE_CHECKING:
     from ._backend import Backend
 
-__all__ = ["FINAL_ANSWER", "OutputTool", "TypedOutput", "correction", "mode_of", "with_output"]
+__all__ = [
+    "FILTERED",
+    "FINAL_ANSWER",
+    "OutputTool",
+    "TypedOutput",
+    "check_retries",
+    "correction",
+    "mode_of",
+    "with_output",
+]
 
 T = TypeVar("T")
 
 FINAL_ANSWER = "final_answer"
+FILTERED = "a content filter stopped the reply"
 MAX_QUOTED_CHARS = 300
 
 
@@ -68,7 +78,7 @@ class TypedOutput(Generic[T]):
         self.schema = schema
         self.mode: OutputMode = _choose(backend, mode, bool(tools), writes_calls=writes_calls)
         # Any text is a `str`: the model needs no instruction, and the reply is the value.
-        self.is_text: bool = schema.output_type is str and mode in (None, "text")
+        self.is_text: bool = schema.output_type is str
         if self.is_text:
             self.mode = "text"
         # Whether the server is unknown, so that the error suggests another mode.
@@ -126,6 +136,8 @@ class TypedOutput(Generic[T]):
             if message.refusal or message.finish_reason in STOPPED:
                 raise ValueError("the reply is not complete")
             return cast("T", text)
+        if message.finish_reason == "content_filter":
+            raise ValueError(FILTERED)
         is_cut = message.finish_reason in STOPPED
         try:
             return self.schema.parse(text, is_cut=is_cut, is_wrapped=self.is_wrapped)
@@ -138,6 +150,8 @@ class TypedOutput(Generic[T]):
     def read(self, message: Message) -> OutputMessage[T]:
         """Return a reply with its value; raise `ValueError` with a text for the model."""
         if calls := self.calls(message):
+            if message.finish_reason == "content_filter":
+                raise ValueError(FILTERED)
             return with_output(message, self.read_call(calls[0]), calls[0].text)
         return with_output(message, self.read_text(message), message.content or "")
 
@@ -179,6 +193,12 @@ class TypedOutput(Generic[T]):
         if self.is_text:
             return cast("GrowingOutput[T]", GrowingText(cast("OutputSchema[str]", self.schema)))
         return GrowingOutput(self.schema, is_wrapped=self.is_wrapped)
+
+
+def check_retries(retries: object) -> None:
+    """Raise `ConfigurationError` unless `retries` is a number of retries."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ConfigurationError(f"output_retries must be 0 or more, not {retries!r}")
 
 
 def with_output(message: Message, output: T, text: str) -> OutputMessage[T]:

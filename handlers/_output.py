@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar
 
 from ..backends import Backend
-from ..backends.typed_output import OutputTool, TypedOutput, correction, with_output
-from ..commander import ConfigurationError, ModelRetry, Node
+from ..backends.typed_output import FILTERED, OutputTool, TypedOutput, correction, with_output
+from ..commander import ConfigurationError, ModelRetry, Node, OutputInvalid
 from ..dispatch import Format, Reply
 from ..messages import (
     Message,
@@ -21,6 +20,7 @@ from ..messages import (
     ToolCallDelta,
     ToolSchema,
 )
+from ..messages.text import quote
 from ..tools import AnyTool, Decision, InvalidArguments, Tool, ToolResult
 from ._handler import handler
 from ._view import View
@@ -119,6 +119,9 @@ class Output:
         for place, answer in enumerate(answers):
             if answer.name != name or self.found is not None:
                 continue
+            if message.finish_reason == "content_filter":
+                self.fault = FILTERED
+                continue
             if answer.status != "ok":
                 fault = (answer.content or answer.status).removeprefix("Error: ")
                 self.fault = self.fault or fault
@@ -159,16 +162,32 @@ class Output:
         """Return the results of the calls that are not the answer."""
         return [each for each in answers if self._final is None or each.name != self._final.name]
 
-    def of_result(self, message: Message, results: Sequence[ToolResult]) -> Message:
-        """Return the message of a turn that a tool has ended, with its result as the output.
+    async def read_results(
+        self, message: Message, results: Sequence[ToolResult], retries: int
+    ) -> None:
+        """Read the output of a turn that a tool has ended: its result; set `found` or `fault`.
 
-        Without a result that fits, the message has no output.
+        Raises `OutputInvalid` if no result fits, or if the model is not asked again.
         """
+        self.fault, unfit = "", ""
         for each in results:
             result = Message(role="assistant", content=each.content)
-            with suppress(ValueError):
-                return with_output(message, self._typed.read_text(result), each.content or "")
-        return message
+            try:
+                value = self._typed.read_text(result)
+            except ValueError as error:
+                unfit = unfit or str(error)
+                continue
+            await self._find(message, value, each.content or "")
+            if self.found is not None:
+                return
+        self._hooks.output_failed(self.fault or unfit)
+        if not self.fault or retries <= 0:
+            names = " and ".join(dict.fromkeys(each.name or "" for each in results))
+            raise OutputInvalid(
+                f"the result of {names}, which ended the turn, is not a valid {self.schema.name}:"
+                f" {self.fault or unfit}. The result was {quote(results[0].content)}",
+                message=message,
+            )
 
 
 class FinalAnswer(Tool[[], Coroutine[Any, Any, str]]):

@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
 
 from ..backends import Backend, as_backend
 from ..backends.override import replaced
-from ..commander import BadResponse, Node
+from ..backends.typed_output import check_retries, correction
+from ..commander import BadResponse, ConfigurationError, Node
 from ..dispatch import Format, fork
 from ..messages import (
     Conversation,
@@ -149,11 +150,16 @@ async def respond(
     raises `ModelRetry(reason)`, the model reads the reason and answers again. Answers that do not
     fit, and the reasons, stay in the conversation. In the mode "tool" the answer is a call of
     `final_answer`, and other calls of that reply run as always. If a tool with `ends_turn` ends the
-    exchange, its result is the output if it fits; otherwise the message has no `output`.
+    exchange, its result is the output, which the validators see. One that does not fit is an
+    `OutputInvalid`. Validators without `output_type` see the text of the reply.
     """
     # `backend` itself goes on to the next request. It is part of the identity of nodes in durable
     # runs, which must not depend on a replacement.
     backend = as_backend(backend)
+    if output_type is None:
+        if output_mode is not None:
+            raise ConfigurationError("output_mode= needs output_type=, the type of the output")
+        output_type = str if output_validators else None
     model = replaced(backend)
     view = view or View()
     tools = flatten(tools)
@@ -163,6 +169,7 @@ async def respond(
     formats = model.formats if formats is None else formats
     output: Output | None = None
     if output_type is not None:
+        check_retries(output_retries)
         output = Output(output_type, model, output_mode, tools, formats, view, output_validators)
     request = conversation.request(tools=offered, **options, **silent)
     request = write_as_text(output.prepare(request, last) if output else request, formats)
@@ -202,7 +209,14 @@ async def respond(
     if not answers and output is None:
         return message
     if ended := _ended_by(answers, tools):
-        return message if output is None else output.of_result(message, ended)
+        if output is None or not any(gives_output for _, gives_output in ended):
+            return message
+        results = [answer for answer, gives_output in ended if gives_output]
+        await output.read_results(message, results, output_retries)
+        if output.found is not None:
+            return output.found
+        conversation.add(Message(role="user", content=correction(output.fault)))
+        output_retries -= 1
     if last and answers:
         raise BadResponse("the model called a tool, although it had to answer without tools")
     is_invalid = any(answer.status == "invalid" for answer in answers)
@@ -216,10 +230,16 @@ async def respond(
     return await respond(backend, conversation, tools, view, **options)
 
 
-def _ended_by(answers: Iterable[ToolResult], tools: Iterable[AnyTool]) -> list[ToolResult]:
-    """Return the results of successful calls whose tools end the turn."""
-    ending = {tool.name for tool in tools if tool.ends_turn}
-    return [answer for answer in answers if answer.status == "ok" and answer.name in ending]
+def _ended_by(
+    answers: Iterable[ToolResult], tools: Iterable[AnyTool]
+) -> list[tuple[ToolResult, bool]]:
+    """Return the results of successful calls that end the turn, and whether each is an output."""
+    ending = {tool.name: tool.bare.gives_output for tool in tools if tool.ends_turn}
+    return [
+        (answer, ending[answer.name])
+        for answer in answers
+        if answer.status == "ok" and answer.name in ending
+    ]
 
 
 FormatOf: TypeAlias = Callable[[str], Format | None]

@@ -167,6 +167,24 @@ class OutputSchema(Generic[T]):
         except ValidationError as error:
             raise ValueError(faults_of(error)) from error
 
+    def read_stored(self, value: Any) -> T:
+        """Return the value of stored JSON, with the fields' names or their aliases.
+
+        Raises `ValueError`.
+        """
+        try:
+            return self._adapter.validate_json(to_json(value), by_alias=True, by_name=True)
+        except ValidationError as error:
+            raise ValueError(faults_of(error)) from error
+
+    def dumps(self, value: T) -> Iterator[Any]:
+        """Yield the JSON values that pydantic writes for a value, one of which may read back."""
+        for by_alias in (True, False):
+            with suppress(Exception):  # of a serializer of the type
+                yield self._adapter.dump_python(
+                    value, mode="json", by_alias=by_alias, round_trip=True, warnings=False
+                )
+
     def read_bare(self, text: str) -> T:
         """Return the value of text without JSON; raise `ValueError` if it is none.
 
@@ -247,6 +265,7 @@ class GrowingOutput(Generic[T]):
         self._length = 0
         self._read_chars = 0
         self._is_new = False
+        self._last: tuple[T] | None = None
 
     def add(self, piece: str) -> None:
         """Append a received piece."""
@@ -259,9 +278,14 @@ class GrowingOutput(Generic[T]):
         self._pieces.clear()
         self._length = self._read_chars = 0
         self._is_new = False
+        self._last = None
 
     def read(self) -> tuple[T] | None:
-        """Return the value so far in a tuple; None without a value, or without a new one."""
+        """Return the value so far in a tuple; None without a value, or without a new one.
+
+        A value that equals the last one is not new. A list does not lose an element again while a
+        field of that element grows.
+        """
         allowed = self._FREE_CHARS + self._READ_RATIO * self._length
         if not self._is_new or self._read_chars + self._length > allowed:
             return None
@@ -270,12 +294,24 @@ class GrowingOutput(Generic[T]):
         text = "".join(self._pieces)
         self._pieces = [text]
         try:
-            return (self._value_of(text),)
+            value = self._value_of(text)
         except ValueError:
             return None
+        if self._last is not None and not _has_grown(value, self._last[0]):
+            return None
+        self._last = (value,)
+        return self._last
 
     def _value_of(self, text: str) -> T:
         return self._schema.parse_partial(text, is_wrapped=self._is_wrapped)
+
+
+def _has_grown(value: Any, last: Any) -> bool:
+    """Return whether a value is new: not equal to the last one, and not shorter."""
+    kinds = (list, set, frozenset, dict)
+    if type(value) in kinds and type(value) is type(last) and len(value) < len(last):
+        return False
+    return bool(value != last)
 
 
 class GrowingText(GrowingOutput[str]):

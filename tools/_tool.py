@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import anyio.to_thread
 from pydantic.fields import FieldInfo
@@ -77,6 +77,9 @@ class Tool(Generic[P, R]):
     schema, or that does not accept the arguments in `parameters`, and `ValueError` for an invalid
     schema.
     """
+
+    # Whether the result of a call that ends the turn is the model's answer.
+    gives_output: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,7 @@ from typing import (
 from typing_extensions import TypeVar
 
 from ...backends import Backend, as_backend
+from ...backends.typed_output import check_retries
 from ...commander import Node, NodeLimits, run
 from ...commander.context import INHERITED
 from ...commander.errors import ConfigurationError
@@ -61,7 +63,14 @@ from ._hooks import (
 )
 from ._instructions import Instructions, check_instructions, read_instructions
 from ._memory import Memory, SessionId, SummaryMemory, TemporarySession
-from ._message import AgentMessage, first_in_handoff, read_inputs, with_text_output
+from ._message import (
+    STORED_OUTPUT,
+    AgentMessage,
+    StoredOutput,
+    first_in_handoff,
+    read_inputs,
+    with_text_output,
+)
 from ._output import AgentOutput, check_format
 from ._override import BACKEND_OR_NONE, override_backend, read_backend, require_backend
 from ._parsers import Parser
@@ -74,6 +83,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Agent", "describe_agent"]
+
+logger = logging.getLogger("anabranch.agents")
 
 F = TypeVar("F", default=str)
 P = ParamSpec("P")
@@ -247,9 +258,15 @@ class Agent(Generic[F]):
         self.memory: Memory = memory or self._default_memory
         self.aggregator: Aggregator = aggregator or Aggregator()
         check_format(output_format, output_type)
+        check_retries(output_retries)
         self.output_format: Parser[F] | None = output_format
         self._typed_output: AgentOutput[F] | None = None
         if output_type is not None:
+            if self._is_team:
+                raise ConfigurationError(
+                    f"{self.name} has its own forward() and no backend, so output_type= would"
+                    " change nothing. Give it to the agent that answers in forward()"
+                )
             self._typed_output = AgentOutput(output_type, output_mode, output_retries)
             self._typed_output.check(self.backend, self.tools, formats)
         elif output_mode is not None:
@@ -504,6 +521,11 @@ class Agent(Generic[F]):
         typed = self._typed_output
         return self.output_format is None and (typed is None or typed.is_text)
 
+    @property
+    def _is_team(self) -> bool:
+        """Whether it asks no model itself."""
+        return self.backend is None and type(self).forward is not Agent.forward
+
     def typed_output(self) -> AgentOutput[F] | None:
         """Return how the agent asks for typed output, None without `output_type`."""
         return self._typed_output
@@ -530,9 +552,8 @@ class Agent(Generic[F]):
         again; this counts as one of `output_retries`. Several run in their order. Raises
         `ConfigurationError` for an agent that has a parser or does not ask a model itself.
         """
-        is_team = self.backend is None and type(self).forward is not Agent.forward
-        if self.output_format is not None or is_team:
-            why = "has its own forward()" if is_team else "has output_format="
+        if self.output_format is not None or self._is_team:
+            why = "has its own forward()" if self._is_team else "has output_format="
             raise ConfigurationError(
                 f"{self.name} {why}, so no output validator runs for it. Add the validator to an"
                 " agent with output_type="
@@ -639,8 +660,24 @@ class Agent(Generic[F]):
         of all values that it dropped: `critic.memory`, `memory[3]`, `memory[3].colour`, and the
         `output` of a message that the agent's parser cannot restore.
         """
+        return self._load(state, session_id, strict=strict)
+
+    def load_from_journal(self, state: Mapping[str, Any], session_id: SessionId) -> None:
+        """Replace a session by a state of the journal, which keeps outputs that do not fit."""
+        self._load(state, session_id, strict=True, keep_outputs=True)
+
+    def _load(
+        self,
+        state: Mapping[str, Any],
+        session_id: SessionId,
+        *,
+        strict: bool,
+        keep_outputs: bool = False,
+    ) -> list[str]:
         agents = self._memories()
-        restored, dropped = read_state(self, agents, state, strict=strict)
+        restored, dropped = read_state(
+            self, agents, state, strict=strict, keep_outputs=keep_outputs
+        )
         for key, messages in restored.items():
             agents[key].memory.replace(messages, session_id)
         return dropped
@@ -652,16 +689,27 @@ class Agent(Generic[F]):
         return message.model_copy(update={"sender": f"another {self.name}"})
 
     def restore(self, records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
-        """Return the messages of a saved memory, with the parser's values restored."""
-        messages = read_records(records)
+        """Return the messages of a saved memory, with their outputs restored.
+
+        An output that no longer fits `output_type` becomes None.
+        """
+        messages, is_typed = read_records(records), self._typed_output is not None
         for message in messages:
-            self.restore_output(message)
+            self.restore_output(message, strict=not is_typed, keep=True, quiet=True)
         return messages
 
-    def restore_output(self, message: AgentMessage, *, strict: bool = True) -> bool:
-        """Restore the parser's value of a saved reply; return False if the parser cannot.
+    def restore_output(
+        self,
+        message: AgentMessage,
+        *,
+        strict: bool = True,
+        keep: bool = False,
+        quiet: bool = False,
+    ) -> bool:
+        """Restore the output of a saved reply; return False if that is not possible.
 
-        With `strict` that is a `ConfigurationError`, else `output` becomes None.
+        With `strict` that is a `ConfigurationError`, else `output` becomes None. With `keep` the
+        message is then saved again with its saved output. `quiet` logs no warning.
         """
         parser, typed = self.output_format, self._typed_output
         is_own = self.name in (message.sender, first_in_handoff(message))
@@ -674,18 +722,25 @@ class Agent(Generic[F]):
             return True
         if parser is None and typed is None:
             return True
-        status = message.extra.get("status")
+        saved, status, warning, result = message.output, message.extra.get("status"), "", True
         try:
             if typed is not None:
-                message.output = typed.read_again(message.text, message.output, status)
+                warning = typed.restore(message)
             elif parser is not None:
-                message.output = read_again(parser, message.text, message.output, status)
+                message.output = read_again(parser, message.text, saved, status)
         except ValueError as error:
             if strict:
                 raise ConfigurationError(f"not a saved memory of {self.name}: {error}") from error
+            stored: StoredOutput | None = vars(message).pop(STORED_OUTPUT, None)
             message.output = None
-            return False
-        return True
+            if keep:
+                from_text = stored is not None and stored.from_text
+                vars(message)[STORED_OUTPUT] = StoredOutput(None, saved, from_text)
+                warning = f"no longer fits its output type, so it is None: {error}"
+            result = False
+        if warning and not quiet:
+            logger.warning("The stored output of an answer of %s %s", self.name, warning)
+        return result
 
     def reset(self, session_id: SessionId = 0, *, recursive: bool = True) -> None:
         """Forget a session, with `recursive` also in all agents below.
@@ -770,7 +825,10 @@ class Agent(Generic[F]):
         self, asked: Sequence[AgentMessage], call: InterruptedCall, session_id: SessionId
     ) -> None:
         """Add an interrupted call to the memory that the model reads."""
-        self.memory.add(*asked, *call.messages, session_id=session_id)
+        messages, typed = call.messages, self._typed_output
+        if typed is not None and not typed.is_text:
+            messages = typed.only_answers(messages, self.name)
+        self.memory.add(*asked, *messages, session_id=session_id)
 
     def _journaled(self) -> JournalSessions:
         if self.journal is None:

@@ -24,6 +24,12 @@ R = TypeVar("R")
 Reading: TypeAlias = Literal["messages", "text", "output", "the answer"]
 
 
+CUT = (
+    "a read of this stream was cancelled, and that cancelled the call. For a time limit, put"
+    " asyncio.timeout() around the whole reading"
+)
+
+
 class _Running:
     """The task of a stream's call; None before the call begins."""
 
@@ -52,6 +58,7 @@ class MessageStream(Generic[R]):
         self._items: AsyncGenerator[Any, None] | None = None
         self._is_awaited = False  # whether a task waits for the next item
         self._is_closed = False
+        self._is_cut = False  # whether a read was cancelled
 
     def __aiter__(self) -> Self:
         return self
@@ -105,11 +112,16 @@ class MessageStream(Generic[R]):
             raise StopAsyncIteration
         if self._is_awaited:
             raise RuntimeError("another task reads this stream already")
+        if self._is_cut:
+            raise RuntimeError(CUT)
         self._is_awaited = True
         try:
             if self._running.task is None:
                 await anext(items)
             return await anext(items)
+        except asyncio.CancelledError:
+            self._is_cut = True
+            raise
         finally:
             self._is_awaited = False
 
@@ -146,7 +158,8 @@ class AgentStream(MessageStream[AgentMessage[F]], Generic[F]):
     The call begins with the first read. A stream has one reader: a second one is a `RuntimeError`.
     A slow reader gets the new text in one piece, and misses none. The failure of the call is raised
     at the end of the reading, and by `answer`. Leaving the block cancels the call and waits for
-    everything below it.
+    everything below it. So does cancelling a read, as `wait_for` does. A later read of text or
+    output is a `RuntimeError`.
 
     Iterating over the stream itself yields messages, as `Agent.stream` describes.
     """
@@ -160,20 +173,29 @@ class AgentStream(MessageStream[AgentMessage[F]], Generic[F]):
         Text cannot be taken back: if a reply cannot be used and the model answers again, the text
         of both is yielded. `output` yields valid values only.
         """
+        self._check_open()
         self._claim("text", partial(_TextFeed, self._call))
-        return self._texts()
+        return _Reading(self._texts())
 
     def output(self) -> AsyncGenerator[F, None]:
-        """Yield the output while it grows, as far as it is valid; at last the answer's `output`.
+        """Yield the output while it grows, as far as it is valid. The last equals the answer's.
 
             async for invoice in agent.stream(text).output():
                 print(len(invoice.items))
 
         A value before the last has all required fields, but perhaps incomplete texts and lists, and
-        no output validator has seen it. After a reply that cannot be used, the values begin again.
+        no output validator has seen it. No value equals the one before it, and a list does not
+        become shorter. After a reply that cannot be used, the values begin again.
         """
+        self._check_open()
         self._claim("output", partial(_OutputFeed, self._call))
-        return self._outputs()
+        return _Reading(self._outputs())
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(
+                "this stream is closed, so there is nothing to read. Read it inside its block"
+            )
 
     async def answer(self) -> AgentMessage[F]:
         """Return the answer at the end of the call, or raise the call's failure.
@@ -192,16 +214,46 @@ class AgentStream(MessageStream[AgentMessage[F]], Generic[F]):
             yield text
 
     async def _outputs(self) -> AsyncGenerator[F, None]:
+        last: tuple[F] | None = None
         while (value := await self._next_or(None)) is not None:
-            yield cast("tuple[F]", value)[0]
+            last = cast("tuple[F]", value)
+            yield last[0]
         if not self._is_closed:
-            yield (await self.answer()).output
+            output = (await self.answer()).output
+            if last is None or type(output) is not type(last[0]) or output != last[0]:
+                yield output
 
     async def _next_or(self, default: T) -> Any | T:
         try:
             return await self._next()
         except StopAsyncIteration:
             return default
+
+
+class _Reading(AsyncGenerator[T, None]):
+    """Yields the items of a generator. After a read that was cancelled, it raises.
+
+    The generator alone would end without an error, and its text would seem complete.
+    """
+
+    def __init__(self, items: AsyncGenerator[T, None]) -> None:
+        self._items = items
+        self._is_cut = False
+
+    async def asend(self, value: None, /) -> T:
+        if self._is_cut:
+            raise RuntimeError(CUT)
+        try:
+            return await self._items.asend(value)
+        except asyncio.CancelledError:
+            self._is_cut = True
+            raise
+
+    async def athrow(self, *error: Any) -> T:
+        return await self._items.athrow(*error)
+
+    async def aclose(self) -> None:
+        await self._items.aclose()
 
 
 class _Discarded(Feed):

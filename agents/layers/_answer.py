@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ...backends import Backend
 from ...backends.typed_output import correction
-from ...commander.errors import BadResponse
+from ...commander.errors import BadResponse, OutputInvalid
 from ...commander.kinds import passes_with
 from ...dispatch.assembly import STOPPED
 from ...handlers import look_up, respond
@@ -83,17 +83,23 @@ async def answer(
             tool = agent.hooked(agent.knowledge_tool, session_id)
             has_searched = await run_in_tree(look_up(conversation, tool, view))
         message, *output = await _ask(agent, backend, conversation, session_id, view, options)
-    except BaseException:
+    except BaseException as error:
         new = conversation.messages[len(request) :]
         is_broken = bool(new) and new[-1].role == "assistant" and not new[-1].tool_calls
-        if is_broken or any(each.tool_calls for each in new):
+        # An answer that does not fit is no example for the next request, and nor is an empty one.
+        broken = reply_message(new[-1], agent.name) if is_broken else None
+        is_remembered = broken is not None and bool(broken.content)
+        is_remembered = is_remembered and not isinstance(error, OutputInvalid)
+        if agent.typed_output() is not None:
+            new = without_answer_calls(new, flatten(agent.tools))
+        if is_remembered or any(each.tool_calls for each in new):
             _remember_calls(agent, memory, new, session_id, deliveries)
         else:
             deliveries.take_back()
-        if is_broken:
-            text = new[-1].content or ""
-            failed = AgentMessage(content=text, sender=agent.name, stream_state="failed")
-            memory.add(failed, session_id=session_id)
+        if broken is not None:
+            if is_remembered:
+                broken.stream_state = "failed"
+                memory.add(broken, session_id=session_id)
             view.break_off()
         raise
     finally:
@@ -109,6 +115,8 @@ async def answer(
     answered = reply_message(message, agent.name, status=status)
     if output and not (agent.has_text_output and output[0] == answered.content):
         answered.output = output[0]
+        if (typed := agent.typed_output()) is not None:
+            typed.choose_stored(answered)
     if agent.knowledge is not None and agent.knowledge_tool is not None:
         name, passages = agent.knowledge_tool.name, conversation.messages
         found = [m.content or "" for m in passages if m.role == "tool" and m.name == name]

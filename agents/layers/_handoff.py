@@ -42,6 +42,8 @@ class Handoff(Tool[[], Coroutine[Any, Any, str]]):
     `handoff(agent)` makes one.
     """
 
+    gives_output = False
+
     def __init__(self, function: Transfer, agent: Agent[Any], name: str, description: str) -> None:
         super().__init__(
             function, name=name, description=description, effect="nested", ends_turn=True

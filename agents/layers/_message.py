@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Literal, TypeAlias, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, cast
 
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypeVar
@@ -14,8 +14,10 @@ from ...tools import ToolResult, result_text
 
 __all__ = [
     "NEW_MESSAGES",
+    "STORED_OUTPUT",
     "TOOLS",
     "AgentMessage",
+    "StoredOutput",
     "StreamState",
     "copy_message",
     "first_in_handoff",
@@ -40,6 +42,22 @@ a call from its result.
 
 # An attribute of an answer, a function. It is not a field, so it is neither saved nor compared.
 NEW_MESSAGES = "_new_messages"
+
+
+STORED_OUTPUT = "_stored_output"
+"""An attribute of a message, its `StoredOutput`. It is not a field, as `NEW_MESSAGES`."""
+
+
+class StoredOutput(NamedTuple):
+    """The stored form of an output whose JSON alone does not restore it.
+
+    `json` is the output as JSON, to notice a later change. `stored` is stored instead. With
+    `from_text` the text restores the output, and `stored` does not.
+    """
+
+    json: Any
+    stored: Any
+    from_text: bool
 
 
 class AgentMessage(BaseModel, Generic[F]):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, Generic, TypeVar, cast
 
 from ...backends import Backend
-from ...backends.typed_output import FINAL_ANSWER, TypedOutput
+from ...backends.typed_output import FINAL_ANSWER, TypedOutput, check_retries
 from ...commander.context import call_with_context
 from ...commander.errors import (
     ConfigurationError,
@@ -22,12 +23,18 @@ from ...dispatch import Format
 from ...dispatch.assembly import STOPPED
 from ...messages import Message, OutputMode, OutputSchema, ToolCall
 from ...tools import AnyTool
+from ._message import STORED_OUTPUT, AgentMessage, StoredOutput, own_output
 from ._parsers import Parser
-from ._state import json_value
+from ._state import json_value, output_json
 
 __all__ = ["NO_OUTPUT", "AgentOutput", "check_format", "without_answer_calls"]
 
 F = TypeVar("F")
+
+FROM_TEXT_WARNING = (
+    "cannot be stored as JSON. It was read from the text of the answer again, without the changes"
+    " of output validators"
+)
 
 NO_OUTPUT = (Refused, ContentFiltered, ReplyTruncated, OutputInvalid)
 
@@ -41,8 +48,7 @@ class AgentOutput(Generic[F]):
                 f"output_type must be a type, not the parser {output_type!r:.200}. Give a parser as"
                 " output_format="
             )
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"output_retries must be 0 or more, not {retries!r}")
+        check_retries(retries)
         self.schema: OutputSchema[F] = OutputSchema.of(output_type)
         self.mode: OutputMode | None = mode
         self.retries = retries
@@ -84,13 +90,87 @@ class AgentOutput(Generic[F]):
             )
         self.validators.append(validator)
 
-    def read_again(self, text: str, saved: object, status: str | None) -> F:
-        """Return the value of a reply, given the saved JSON of that value; raise `ValueError`."""
+    def choose_stored(self, message: AgentMessage) -> None:
+        """Choose the form in which an answer's output is stored: JSON that reads back to it.
+
+        If there is none, as for a secret, the text restores the output as the model wrote it.
+        """
+        vars(message).pop(STORED_OUTPUT, None)
+        output: F | None = own_output(message)
+        if output is None:
+            return
+        written = output_json(output)
+        for saved in (written, *self.schema.dumps(output)):
+            with suppress(Exception):  # of the type's own validators
+                if _is_same(self._read(message, saved), output):
+                    if saved is not written:
+                        vars(message)[STORED_OUTPUT] = StoredOutput(written, saved, False)
+                    return
+        saved = message.text if written is None else written  # a serializer failed
+        vars(message)[STORED_OUTPUT] = StoredOutput(written, saved, True)
+
+    def restore(self, message: AgentMessage) -> str:
+        """Replace the saved JSON of an output by the output; return what a person must know.
+
+        Raises `ValueError` if it fits no longer.
+        """
+        saved, stored = message.output, vars(message).get(STORED_OUTPUT)
+        from_text = stored is not None and stored.from_text
+        if from_text:
+            message.output = self._read_text(message)
+        else:
+            message.output = self._read(message, saved)
+        written = output_json(message.output)
+        if from_text or written != saved:
+            vars(message)[STORED_OUTPUT] = StoredOutput(written, saved, from_text)
+        return FROM_TEXT_WARNING if from_text else ""
+
+    def only_answers(self, messages: Sequence[AgentMessage], name: str) -> list[AgentMessage]:
+        """Return the messages of an interrupted call without replies that are no answers.
+
+        The model was asked again after each text reply that another message follows.
+        """
+        found: list[AgentMessage] = []
+        for place, message in enumerate(messages):
+            is_text = message.sender == name and message.type is None
+            if is_text and message.stream_state == "end":
+                if any(each.sender == name for each in messages[place + 1 :]):
+                    continue
+                try:
+                    output = self._read_text(message)
+                except ValueError:
+                    continue
+                if not self.validators:  # which may have refused it
+                    message.output = output
+                    self.choose_stored(message)
+            found.append(message)
+        return found
+
+    def _read(self, message: AgentMessage, saved: object) -> F:
+        """Return the output of an answer, given its saved JSON."""
         with suppress(ValueError):
-            value = self.schema.parse(text, is_cut=status in STOPPED, is_wrapped=True)
+            value = self._read_text(message)
             if json_value(value) == saved:
                 return value
-        return self.schema.read(saved)
+        return self.schema.read_stored(saved)
+
+    def _read_text(self, message: AgentMessage) -> F:
+        text, is_cut = message.text, message.extra.get("status") in STOPPED
+        try:
+            return self.schema.parse(text, is_cut=is_cut, is_wrapped=True)
+        except ValueError:
+            if not is_cut:
+                with suppress(ValueError):
+                    return self.schema.read_bare(text)
+            raise
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Return whether a restored value equals the stored one."""
+    if type(one) is not type(other):
+        return False
+    # A value without an `__eq__`, or with a NaN, does not equal its copy.
+    return one == other or pickle.dumps(one) == pickle.dumps(other)
 
 
 class _Validator:

@@ -262,6 +262,8 @@ class JournalSessions:
                 self._known[session_id] = _Known(session.rows, state)
         if made is not None:
             vars(answer)[NEW_MESSAGES] = vars(made)[NEW_MESSAGES]
+            if agent.typed_output() is not None:  # JSON may not restore it
+                vars(answer)["output"] = made.output
         if listener is not None:
             listener.put(answer)
         return answer
@@ -290,7 +292,7 @@ class JournalSessions:
                     " messages before the first call, or name another session"
                 )
         try:
-            agent.load_state_dict({**{key: [] for key in current}, **state}, session_id)
+            agent.load_from_journal({**{key: [] for key in current}, **state}, session_id)
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"the session {session.run_id!r} in the journal does not fit the agents below"
@@ -317,12 +319,18 @@ class _AnswerCodec:
 
     def encode(self, value: AgentMessage[Any]) -> bytes:
         """Return the answer as JSON; raise `NotStorable` if it would be restored differently."""
+        if (typed := self._agent.typed_output()) is not None:
+            typed.choose_stored(value)
         record = {**_record(value), "usage": json_value(value.usage)}
         if value.output is None:  # else `decode` would set it to the text
             record["formatted"] = None
         data = json.dumps(record).encode()
+        if typed is not None and own_output(value) is not None:
+            # The form of the output is chosen. All else must be restored as it is.
+            record = {**record, "formatted": None}
+            value = value.model_copy(update={"output": None})
         try:
-            same = _alike(self.decode(data), value)
+            same = _alike(self.decode(json.dumps(record).encode()), value)
         except ConfigurationError as error:
             raise NotStorable(f"the answer of {self._agent.name}: {error}") from error
         if not same:

@@ -21,7 +21,7 @@ from ...commander.errors import ConfigurationError
 from ...messages import Message
 from ...messages.text import encodable
 from ...tools import ToolResult
-from ._message import TOOLS, AgentMessage, own_output
+from ._message import STORED_OUTPUT, TOOLS, AgentMessage, StoredOutput, own_output
 from ._parsers import Parser, parse_reply
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ __all__ = [
     "fit_keys",
     "json_value",
     "mark_own",
+    "output_json",
     "read_again",
     "read_records",
     "read_state",
@@ -46,7 +47,10 @@ _HALF = re.compile(r"\.([^.\[\]]*[\ud800-\udfff][^.\[\]]*)")
 # In a saved state, beside the fields of a message: true if its agent is the sender.
 OWN_MARK = "own"
 
-STORED_FIELDS = {"output", "formatted", *AgentMessage.model_fields, OWN_MARK}
+# Beside the fields of a saved message: true if its text restores the output, and its JSON does not.
+FROM_TEXT = "output_from_text"
+
+STORED_FIELDS = {"output", "formatted", *AgentMessage.model_fields, OWN_MARK, FROM_TEXT}
 
 SURROGATE_ERROR = "surrogates not allowed"  # in the text of Python's ValueError
 
@@ -60,11 +64,17 @@ def mark_own(agent: Agent[Any], records: list[dict[str, Any]]) -> list[dict[str,
 
 
 def read_state(
-    owner: Agent[Any], agents: Mapping[str, Agent[Any]], state: Mapping[str, Any], *, strict: bool
+    owner: Agent[Any],
+    agents: Mapping[str, Agent[Any]],
+    state: Mapping[str, Any],
+    *,
+    strict: bool,
+    keep_outputs: bool = False,
 ) -> tuple[dict[str, list[AgentMessage]], list[str]]:
     """Return the messages of a state for each of `agents`, and the paths of dropped values.
 
-    With `strict` nothing is dropped: a value that does not fit is a `ConfigurationError`.
+    With `strict` nothing is dropped: a value that does not fit is a `ConfigurationError`. With
+    `keep_outputs`, an output that does not fit becomes None, and stays in the next state.
     """
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"a state must be a mapping, not {state!r:.200}")
@@ -89,7 +99,9 @@ def read_state(
         ]
         _restore_own(agent, messages, marks)
         for place, message in enumerate(found):
-            if message is not None and not agent.restore_output(message, strict=strict):
+            if message is not None and not agent.restore_output(
+                message, strict=strict and not keep_outputs, keep=keep_outputs
+            ):
                 dropped.append(f"{key}[{place}].output")
         restored[key] = messages
     return restored, dropped
@@ -163,9 +175,23 @@ def saved_fields(message: AgentMessage) -> Iterator[tuple[str, Any]]:
     """
     for name, value in message:
         if name == "output":
-            yield "formatted", own_output(message)
+            stored: StoredOutput | None = vars(message).get(STORED_OUTPUT)
+            if stored is None or output_json(own_output(message)) != stored.json:
+                yield "formatted", own_output(message)
+                continue
+            yield "formatted", stored.stored
+            if stored.from_text:
+                yield FROM_TEXT, True
         elif name != "usage" and (value or name not in ("reasoning", "provider_items")):
             yield name, value
+
+
+def output_json(output: object) -> Any:
+    """Return an output as JSON values, None for one with a serializer that fails."""
+    try:
+        return json_value(output)
+    except Exception:  # noqa: BLE001 - of a serializer of the application
+        return None
 
 
 def json_value(value: object) -> Any:
@@ -280,6 +306,8 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> list[AgentMessage]:
             if "content" not in record:
                 raise ValueError("a message must have a 'content'")
             message: AgentMessage = AgentMessage.model_validate(record)
+            if record.get(FROM_TEXT):
+                vars(message)[STORED_OUTPUT] = StoredOutput(message.output, message.output, True)
             if message.type == TOOLS:
                 parts = [Message.model_validate(part) for part in message.output]
                 message.output = [

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...backends import Backend, as_backend
+from ...commander.errors import ConfigurationError
 from ...commander.kinds import checked
 from ...dispatch import FencedCode, Format
 from ...dispatch.formats import FencedCall
@@ -94,6 +95,11 @@ class StepAgent(Agent[ToolAction]):
             raise ValueError(f"max_rounds must be at least 1, not {max_rounds!r}")
         inner = parameters_of(Agent.__init__)
         check_options(options, f"the agent {self.name!r}", of=type(self), takes=inner)
+        if refused := sorted(options.keys() & {"output_type", "output_mode", "output_format"}):
+            raise ConfigurationError(
+                f"a {type(self).__name__} reads an action from each reply, so it takes no"
+                f" {refused[0]}=. Give it to an Agent with tools="
+            )
         self.finished = finished
         self.interpreter = interpreter
         self.plugins: list[ToolLike] = list(plugins)

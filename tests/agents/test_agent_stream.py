@@ -195,7 +195,7 @@ async def test_a_paused_reader_of_text_costs_no_more_than_the_text() -> None:
 async def test_output_of_plain_text_is_the_text_so_far() -> None:
     """The last value is the answer's output."""
     values = [value async for value in talker("abcdefgh").stream("?").output()]
-    assert values == ["abc", "abcdef", "abcdefgh", "abcdefgh"]
+    assert values == ["abc", "abcdef", "abcdefgh"]
 
 
 def test_reading_growing_text_copies_a_constant_multiple_of_it() -> None:

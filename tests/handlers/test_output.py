@@ -355,16 +355,38 @@ def test_a_cancel_at_any_moment_leaves_a_valid_conversation(mode: OutputMode) ->
 
 
 async def test_the_result_of_a_tool_that_ends_the_turn_is_the_output_if_it_fits() -> None:
-    """Otherwise the message has none."""
+    """Otherwise the error has the result."""
 
     @tool(ends_turn=True)
     def hand_over(to: str) -> str:
         return '{"name": "Rome"}' if to == "map" else "bye"
 
-    for to, output in ("map", City(name="Rome")), ("Bob", None):
-        message, _ = await ask(calling(call("hand_over", to=to)), tools=[hand_over])
+    message, _ = await ask(calling(call("hand_over", to="map")), tools=[hand_over])
+    assert message.output == City(name="Rome")
+    with pytest.raises(OutputInvalid, match=r"result of hand_over.*'bye'"):
+        await ask(calling(call("hand_over", to="Bob")), tools=[hand_over])
 
-        assert getattr(message, "output", None) == output
+
+async def test_validators_without_a_type_see_the_text_and_a_mode_needs_a_type() -> None:
+    """As for an agent. Arguments are never ignored."""
+
+    def short(text: str) -> str:
+        if len(text) > 3:
+            raise ModelRetry("too long")
+        return text.upper()
+
+    backend, conversation = ScriptedBackend("long text", "ok"), Conversation()
+    conversation.add("?")
+    validators: dict[str, Any] = {"output_validators": [short]}
+    async with Commander() as commander:
+        message: Any = await commander.run(respond(backend, conversation, **validators))
+    assert message.output == "OK"
+    mode: dict[str, Any] = {"output_mode": "schema"}
+    with pytest.raises(ConfigurationError, match="output_mode= needs output_type="):
+        async with Commander() as commander:
+            await commander.run(respond(backend, conversation, **mode))
+    with pytest.raises(ConfigurationError, match="output_mode= needs output_type="):
+        await backend.complete(conversation.request(), **mode)
 
 
 async def test_a_format_that_writes_tools_into_the_prompt_needs_the_text() -> None:
