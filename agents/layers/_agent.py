@@ -530,6 +530,14 @@ class Agent(Generic[F]):
         """Return how the agent asks for typed output, None without `output_type`."""
         return self._typed_output
 
+    def typed_output_of(self, message: AgentMessage) -> AgentOutput[Any] | None:
+        """Return the typed output of the agent that wrote an answer: this one, or one below."""
+        names = (message.sender, first_in_handoff(message))
+        if not self._is_team:
+            return self._typed_output if self.name in names else None
+        below = (each for each in self.named_agents().values() if each.name in names)
+        return next(filter(None, (each.typed_output() for each in below)), None)
+
     @overload
     def output_validator(
         self, function: Callable[Concatenate[F, P], Coroutine[Any, Any, F]]
@@ -693,9 +701,10 @@ class Agent(Generic[F]):
 
         An output that no longer fits `output_type` becomes None.
         """
-        messages, is_typed = read_records(records), self._typed_output is not None
+        messages = read_records(records)
         for message in messages:
-            self.restore_output(message, strict=not is_typed, keep=True, quiet=True)
+            is_strict = self.typed_output_of(message) is None
+            self.restore_output(message, strict=is_strict, keep=True, quiet=True)
         return messages
 
     def restore_output(
@@ -711,12 +720,12 @@ class Agent(Generic[F]):
         With `strict` that is a `ConfigurationError`, else `output` becomes None. With `keep` the
         message is then saved again with its saved output. `quiet` logs no warning.
         """
-        parser, typed = self.output_format, self._typed_output
+        parser, typed = self.output_format, self.typed_output_of(message)
         is_own = self.name in (message.sender, first_in_handoff(message))
-        if not is_own or message.type is not None:
+        if not (is_own or typed) or message.type is not None:
             return True
         if message.output is None:
-            if self.has_text_output and message.stream_state == "end":
+            if is_own and self.has_text_output and message.stream_state == "end":
                 message.model_fields_set.discard("output")
                 with_text_output(message)
             return True

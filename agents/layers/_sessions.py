@@ -262,7 +262,7 @@ class JournalSessions:
                 self._known[session_id] = _Known(session.rows, state)
         if made is not None:
             vars(answer)[NEW_MESSAGES] = vars(made)[NEW_MESSAGES]
-            if agent.typed_output() is not None:  # JSON may not restore it
+            if agent.typed_output_of(made) is not None:  # JSON may not restore it
                 vars(answer)["output"] = made.output
         if listener is not None:
             listener.put(answer)
@@ -319,7 +319,7 @@ class _AnswerCodec:
 
     def encode(self, value: AgentMessage[Any]) -> bytes:
         """Return the answer as JSON; raise `NotStorable` if it would be restored differently."""
-        if (typed := self._agent.typed_output()) is not None:
+        if (typed := self._agent.typed_output_of(value)) is not None:
             typed.choose_stored(value)
         record = {**_record(value), "usage": json_value(value.usage)}
         if value.output is None:  # else `decode` would set it to the text

@@ -26,7 +26,7 @@ from anabranch import (
     ToolCall,
     tool,
 )
-from anabranch.agents import AgentMessage, StepAgent
+from anabranch.agents import AgentMessage, Sequential, StepAgent
 from anabranch.testing import ScriptedBackend
 
 
@@ -148,6 +148,28 @@ async def test_a_journal_gives_the_validated_answer_and_stays_usable(
     assert [each.output.value for each in (await again.recall(1))[1::2]] == [expected] * 2
     assert (await again("?", session_id=1)).output.value == change
     assert not await again.end_interrupted(1)
+
+
+async def test_a_journal_of_a_team_gives_the_typed_answer_of_its_agent(tmp_path: Path) -> None:
+    """Its output has the type of the agent that answered."""
+
+    class Team(Agent[City]):
+        def __init__(self, name: str, agent: Agent[Any]) -> None:
+            super().__init__(name=name, journal=str(tmp_path / "j.db"))
+            self.agent = agent
+
+        async def forward(self, *messages: Any, **options: Any) -> AgentMessage[City]:
+            return await self.agent(*messages, **options)
+
+    def team(name: str) -> Agent[Any]:
+        writer = make(City, CITY)
+        if name == "team":
+            return Team(name, writer)
+        return Sequential(writer, name=name, journal=str(tmp_path / "j.db"))
+
+    for name in "team", "sequence":
+        assert (await team(name)("?", session_id=1)).output == City(name="Paris")
+        assert (await team(name).recall(1))[-1].output == City(name="Paris")
 
 
 async def test_a_new_required_field_leaves_journal_sessions_usable(
