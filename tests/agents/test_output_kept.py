@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr, field_serializer, field_validator
 
@@ -276,7 +276,13 @@ class Item(BaseModel):
     kind: Literal["fruit", "tool"] = "fruit"
 
 
-@given(st.lists(st.builds(Item, name=st.text(max_size=4), kind=st.sampled_from(["fruit", "tool"]))))
+@settings(max_examples=20)
+@given(
+    st.lists(
+        st.builds(Item, name=st.text(max_size=2), kind=st.sampled_from(["fruit", "tool"])),
+        max_size=3,
+    )
+)
 async def test_a_list_grows_without_losing_or_repeating_values(items: list[Item]) -> None:
     """A field that is incomplete again does not remove its element."""
     text = json.dumps([each.model_dump() for each in items])
