@@ -20,13 +20,13 @@ from ._state import STEPS, advance
 from ._task import TASK_NAME, TURN, BodyTask, drives_now, start_task
 from ._usage import measured
 from .durable import DurableScope
-from .errors import ContextError
+from .errors import is_final
 from .kinds import name_plain_body, require_awaitable
 
 __all__ = ["replay", "spawn", "spawn_measured"]
 
 # A durable run lets its effects end before the nodes that fail with these are cancelled.
-SUSPENDING = KeyboardInterrupt, SystemExit, ContextError
+SUSPENDING = KeyboardInterrupt, SystemExit
 
 STARTED, JOINING = STEPS["started"], STEPS["joining"]
 
@@ -108,7 +108,7 @@ async def _drive(record: Record, *, later: bool = False) -> None:
         if type(error) is TypeError and error.__traceback__ and error.__traceback__.tb_next is None:
             error = name_plain_body(record.node, error)
         interrupt(record, error)
-        scope = record.scope if is_a(error, *SUSPENDING) else None
+        scope = record.scope if is_a(error, *SUSPENDING) or is_final(error) else None
         if scope is not None and (left := scope.suspend(error)) is not None:
             from .waiting import wait_shielded  # an import cycle: `_entry` imports `replay`
 

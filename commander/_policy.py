@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, Literal, TypeAlias, cast
 
-from .errors import ContextError
+from .errors import is_final
 from .kinds import FUNCTION, NUMBER, require
 
 __all__ = ["Policy", "Quorum", "Restart", "Retry", "quorum"]
@@ -71,8 +71,8 @@ class Retry:
     seconds, at most `max_backoff`, less a random part: `jitter` is the largest share that may be
     subtracted. 1 is the "full jitter" of Amazon's "Exponential Backoff and Jitter", 0 is none.
     `within` is in seconds from the start of the first attempt; no attempt begins after that. A
-    cancelled node is not retried, nor a failure with `ContextError`. If the predicate raises, that
-    is logged and the failure is final.
+    cancelled node is not retried, nor a failure with `ContextError` or of an approval function. If
+    the predicate raises, that is logged and the failure is final.
     """
 
     attempts: int = 3
@@ -111,7 +111,7 @@ class Retry:
         `starts` has the times at which the attempts began, on the clock of `now`. `error` is None
         if the last attempt succeeded.
         """
-        if error is None or len(starts) >= self.attempts or isinstance(error, ContextError):
+        if error is None or len(starts) >= self.attempts or is_final(error):
             return None
         by_type = isinstance(self.on, (type, tuple))
         if not (isinstance(error, self.on) if by_type else self.on(error)):  # type: ignore

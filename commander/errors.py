@@ -32,7 +32,7 @@ timeout raises the builtin `TimeoutError`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from ._report import group, type_name
 
@@ -165,6 +165,20 @@ class ContextError(ConfigurationError):
 
     It fails the run: a tool's `ContextError` is not a result for the model.
     """
+
+
+def mark_final(error: Exception) -> None:
+    """Let an error of the caller's code, such as a failed approval, end the run."""
+    # Not by an assignment: a class may refuse attributes.
+    vars(error)["_anabranch_is_final"] = True
+
+
+def is_final(error: BaseException | None) -> TypeGuard[BaseException]:
+    """Return whether an error fails the whole call: a `ContextError`, or one of `mark_final`.
+
+    The model does not read it, no retry repeats the work, and a durable run does not record it.
+    """
+    return isinstance(error, ContextError) or getattr(error, "_anabranch_is_final", False) is True
 
 
 class NotDurable(AnabranchError, RuntimeError):

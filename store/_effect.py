@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..commander import (
     ConfigurationError,
-    ContextError,
     Node,
     NodeCancelled,
     NodeClosed,
@@ -22,6 +21,7 @@ from ..commander import (
     current_node,
 )
 from ..commander.durable import Effect, scope_of
+from ..commander.errors import is_final
 from ..commander.waiting import lend_slot
 from ..tools.results import describe_error
 from ._failure import attach_idents, encode_failure
@@ -216,8 +216,9 @@ class DurableEffect(Effect):
         if prepare is not None:
             try:
                 prepare()
-            except ContextError as error:
-                execution.stop_for_context(error)  # before the intent: the effect has not begun
+            except Exception as error:
+                if is_final(error):
+                    execution.stop_for_context(error)  # before the intent: the effect has not begun
                 raise
         has_begun = False
         ended = execution.loop.create_future()
@@ -241,7 +242,7 @@ class DurableEffect(Effect):
         except asyncio.CancelledError:
             if execution.lacks_context and not has_begun:
                 with suppress(JournalError, LeaseLost):
-                    self._fail_unattempted(cast("ContextError", execution.stop_error))
+                    self._fail_unattempted(cast("Exception", execution.stop_error))
             raise
         finally:
             INSIDE_EFFECT.reset(inside)
@@ -258,11 +259,11 @@ class DurableEffect(Effect):
                 limited = Limited(work)
                 result = await current_node().call_handler(limited, timeout=timeout, claim=True)
             return self._record_result(result)
-        except ContextError as error:
-            self._execution.stop_for_context(error)
-            self._fail_unattempted(error)
-            raise
         except Exception as error:  # also for a result that cannot be stored
+            if is_final(error):
+                self._execution.stop_for_context(error)
+                self._fail_unattempted(error)
+                raise
             cut_off = limited is not None and not limited.over
             failed = {"by": self._attempt(), "failure": _failure(error), "cut_off": cut_off}
             recorded = json.loads(self._append("failed", failed))["failure"]
@@ -272,7 +273,7 @@ class DurableEffect(Effect):
             attach_idents(error, self.ident)
             raise
 
-    def _fail_unattempted(self, error: ContextError) -> None:
+    def _fail_unattempted(self, error: Exception) -> None:
         """Record a failure of no attempt: it is not in doubt, and a resume makes it again."""
         self._append("failed", {"by": "", "failure": _failure(error), "cut_off": False})
 
@@ -458,7 +459,11 @@ class _AskHere(Node[None], internal=True, name="ask"):
     async def task(self) -> None:
         try:
             answer = await self._here(self._question["arguments"])
-        except Exception as error:  # noqa: BLE001 - recorded as the answer
+        except Exception as error:
+            if is_final(error):
+                # No answer: a resume asks again. The node of the run that fails stops it. A stop
+                # here would leave an effect around this in doubt.
+                raise
             answer = {"failure": _failure(error)}
         if answer is not None:
             await self._effect.post(self.ident, answer)

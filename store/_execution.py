@@ -19,7 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ..commander import Node, NodeLimits
-from ..commander.errors import AnabranchError, ContextError
+from ..commander.errors import AnabranchError, is_final
 from ._checksums import Row
 from ._codec import Codec
 from ._conversation import Conversations
@@ -401,13 +401,16 @@ class Execution:
                 self.roots.stop, "the journal cannot record the run any more"
             )
 
-    def stop_for_context(self, error: ContextError) -> None:
+    def stop_for_context(self, error: Exception) -> None:
         """Stop this execution, as code needs a context that the next one may pass.
+
+        Or nobody could be asked for approval, and the next one asks again: see `is_final`.
 
         That is no outcome of the run, whatever code does about the error. Only the ends of effects
         in progress are recorded: they get `grace` seconds, so that none is left in doubt.
         """
-        error.reported = True
+        if isinstance(error, AnabranchError):
+            error.reported = True
         if self.stop_error is None:
             self.stop_error, self.suspended = error, True
             self.suspend()
@@ -415,7 +418,7 @@ class Execution:
     @property
     def lacks_context(self) -> bool:
         """Whether `stop_for_context` stopped this execution."""
-        return isinstance(self.stop_error, ContextError)
+        return is_final(self.stop_error)
 
     def park(self, why: str) -> JournalMismatch:
         """Stop this execution and park the run; return the error to raise.

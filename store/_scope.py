@@ -27,7 +27,7 @@ from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Protocol, cast
 
-from ..commander import ConfigurationError, ContextError, Node, NodeLimits
+from ..commander import ConfigurationError, Node, NodeLimits
 from ..commander.body_waits import (
     has_siblings,
     immediate_receiver,
@@ -35,6 +35,7 @@ from ..commander.body_waits import (
     is_putter_running,
 )
 from ..commander.durable import DurableScope, is_in_side_task, put_options_of, scope_here
+from ..commander.errors import is_final
 from ..commander.stored_names import stored_name
 from ..commander.waiting import lend_slot
 from ._codec import Codec
@@ -394,7 +395,7 @@ class NodeScope(NodeIdentity):
             execution.pending_cancels.pop(node, None)
             execution.conversations.catch_up(self)  # its body did not run
         durable = cast("DurableNode", node) if node._node_is_durable else None
-        if isinstance(error, ContextError) and not self.is_recorded:
+        if is_final(error) and not self.is_recorded:
             execution.stop_for_context(error)
         if not execution.suspended:
             is_new = not (self.is_recorded or self.returns_recorded)
@@ -460,7 +461,7 @@ class NodeScope(NodeIdentity):
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             execution.suspend()  # the process ends, but not the run
             return
-        if isinstance(error, ContextError) and self.is_durable:
+        if is_final(error) and self.is_durable:
             execution.stop_for_context(error)
             return
         # A plain body runs again, and fails again because of its child.
@@ -480,7 +481,7 @@ class NodeScope(NodeIdentity):
 
     def suspend(self, error: BaseException | None = None) -> asyncio.Future[None] | None:
         execution = self.execution
-        if isinstance(error, ContextError) and (not execution.lacks_context or INSIDE_EFFECT.get()):
+        if is_final(error) and (not execution.lacks_context or INSIDE_EFFECT.get()):
             return None
         in_progress = execution.effects_in_progress
         stays = execution.suspended and not execution.lacks_context

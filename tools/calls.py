@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
-from ..commander import ContextError, ModelRetry, Node, emit, is_watched
+from ..commander import ModelRetry, Node, NodeCancelled, emit, is_watched
 from ..commander.durable import Effect, scope_of
+from ..commander.errors import is_final, mark_final
 from ..messages import Part, ToolCall
 from ._approval import Decision
 from ._effect import CURRENT_CALL, Done, NotDone
@@ -41,7 +42,8 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     """Run `call` as a child of `parent`, after a person's approval if the tool requires it.
 
     A failure becomes the result, so the node does not fail; it may be cancelled. Only a
-    `ContextError` is raised: the caller must correct it, and the model cannot. In a durable run
+    `ContextError` and a failure of `ask` are raised: the caller must correct these, and the model
+    cannot. In a durable run
     the call is an effect of `parent`, claimed before this returns: its ordinal among equal calls
     finds its journal entry of an earlier execution. The journal stores the tool's own result. The
     hooks of an agent change it afterwards, and run in each execution.
@@ -51,7 +53,7 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     node = _AskFirst(call, tool, ask, effect) if tool.approve else _Run(call, tool, effect)
 
     def recover(ended: Node[Any]) -> None:
-        if not isinstance(ended.error, ContextError):
+        if not is_final(ended.error):
             ended.recover(ToolResult.of_error(call, ended.error, tool.timeout))
 
     node.at_exception(recover)
@@ -224,7 +226,7 @@ class _AskFirst(CallNode, internal=True):
             call = call.model_copy(update={"arguments": arguments, "raw": None})
         call = call.model_copy(deep=True)
         if effect is None:
-            decision = Decision.of(await self._ask(call.model_copy(deep=True), tool))
+            decision = await self._decide(call.model_copy(deep=True), tool)
         else:
             call, decision = await self._ask_once(effect, call, tool)
         if not decision.approved:
@@ -241,6 +243,16 @@ class _AskFirst(CallNode, internal=True):
             answer.content = f"(The user changed the arguments to {call.text})\n{answer.content}"
         return answer
 
+    async def _decide(self, call: ToolCall, tool: AnyTool) -> Decision:
+        """Ask whether `call` may run. A failure to ask fails the whole call."""
+        try:
+            return Decision.of(await self._ask(call, tool))
+        except NodeCancelled:  # the question was cancelled, and so is this call
+            raise
+        except Exception as error:
+            mark_final(error)
+            raise
+
     async def _ask_once(
         self, effect: Effect, call: ToolCall, tool: AnyTool
     ) -> tuple[ToolCall, Decision]:
@@ -250,10 +262,9 @@ class _AskFirst(CallNode, internal=True):
             return call.model_copy(update={"arguments": dict(arguments), "raw": None}, deep=True)
 
         async def ask_person(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-            answer = await self._ask(build_call(arguments), tool)
-            if answer is NO_PERSON:
+            decision = await self._decide(build_call(arguments), tool)
+            if decision is NO_PERSON:
                 return None
-            decision = Decision.of(answer)
             changed = None if decision.arguments is None else dict(decision.arguments)
             return {
                 "approved": decision.approved,

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, Unpack, cast
 
-from ...commander import ConfigurationError, ContextError, Node, NodeCancelled, SyncOptions, run
+from ...commander import ConfigurationError, Node, NodeCancelled, SyncOptions, run
 from ...commander.context import INHERITED
+from ...commander.errors import is_final
 from ...commander.kinds import checked, require_no_loop
 from ...messages import Message, ToolCall
 from ...tools import (
@@ -220,15 +221,15 @@ class ExecutorCall(Node[AgentMessage], internal=True, name="execute_tools"):
         try:
             message = await executor._before.run(executor, message, session_id)
             answer = answer_of(executor, message, await self._run(message))
-        except ContextError:
-            raise  # the caller must correct it
-        except Exception as error:  # noqa: BLE001 - the error of a hook becomes a result
+        except Exception as error:  # the error of a hook becomes a result
+            if is_final(error):
+                raise  # the caller must correct it
             answer = _hook_failed(executor, message, error)
         try:
             return await executor._after.run(executor, answer, session_id)
-        except ContextError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # as above
+            if is_final(error):
+                raise
             return _hook_failed(executor, message, error)
 
     async def _run(self, message: AgentMessage) -> list[ToolResult]:

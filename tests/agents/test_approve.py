@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anabranch import Agent, AgentMessage, Approvals, Message, ToolCall, tool
+from anabranch import Agent, AgentMessage, Approvals, Message, Retry, ToolCall, tool
 from anabranch.agents import ConversableAgent, StepAgent, UserProxyAgent
 from anabranch.handlers import View
 from anabranch.messages import Request
@@ -139,15 +140,111 @@ async def test_what_is_neither_yes_nor_no_is_no_yes(answer: Any, wrapped: bool) 
         return Decision(answer) if wrapped else answer
 
     agent = sender("clerk", approve=ask)
-    said = (await agent("Ann")).text
-    assert "True, False or a Decision" in said
-    assert "sent" not in said
+    with pytest.raises(TypeError, match="True, False or a Decision"):
+        await agent("Ann")
 
 
-async def test_a_function_that_fails_is_told_to_the_model() -> None:
-    """The model reads the error, and the call does not run."""
+class Unreachable(Exception):
+    """Takes no attributes but those of Python."""
 
-    def ask(question: ToolQuestion) -> bool:
-        raise LookupError("no such clerk")
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("__"):
+            raise AttributeError(name)
+        super().__setattr__(name, value)
 
-    assert "no such clerk" in (await sender("clerk", approve=ask)("Ann")).text
+
+def failing_approve(kind: str) -> tuple[Approve, type[Exception]]:
+    """Return something that fails to decide, and the error that it raises."""
+
+    def fail(question: object) -> Any:
+        raise Unreachable
+
+    async def fail_later(question: object) -> Any:
+        await asyncio.sleep(0)
+        raise Unreachable
+
+    def answer_wrongly(question: object) -> Any:
+        return "no"
+
+    def typo(question: Any) -> Any:
+        return question.call.args
+
+    made: dict[str, tuple[Approve, type[Exception]]] = {
+        "function": (fail, Unreachable),
+        "async": (fail_later, Unreachable),
+        "on_ask": (Approvals(on_ask=fail), Unreachable),
+        "async on_ask": (Approvals(on_ask=fail_later), Unreachable),
+        "typo": (typo, AttributeError),
+        "wrong value": (answer_wrongly, TypeError),
+    }
+    return made[kind]
+
+
+KINDS = ["function", "async", "on_ask", "async on_ask", "typo", "wrong value"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["agent", "below", "tool of an agent", "retried tool"])
+async def test_a_failure_to_ask_fails_the_call(kind: str, place: str) -> None:
+    """The exception reaches the caller, from any depth; no model reads it; nothing repeats."""
+    approve, expected = failing_approve(kind)
+    inner = sender("inner", description="Sends.")
+    backend: Any = inner.backend
+    agent: Agent = inner
+    if place == "below":
+        agent = Desk()
+        agent.agents = [inner]
+    elif place != "agent":
+        outer = ToolCall(id="o", name="inner", arguments={"message": "x"})
+        script = ScriptedBackend(Message(role="assistant", tool_calls=[outer]), "never")
+        retry = Retry(attempts=3) if place == "retried tool" else None
+
+        @tool(name="inner", retry=retry)
+        async def call_inner(message: str) -> str:
+            """Send."""
+            return (await inner(message)).text
+
+        agent = Agent(script, tools=[call_inner], name="outer")
+    agent.approve = approve
+    with pytest.raises(expected):
+        await agent("x")
+    assert len(backend.requests) == 1
+    if isinstance(approve, Approvals):
+        assert not approve.pending
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_below", [False, True])
+async def test_a_session_asks_again_after_a_failure_to_ask(
+    kind: str, is_below: bool, tmp_path: Path
+) -> None:
+    """The journal stores no answer. The same message resumes the call, and asks again."""
+    failing, expected = failing_approve(kind)
+    inner = sender("inner")
+    journal = str(tmp_path / "runs.db")
+
+    @tool
+    async def forward_to_inner(message: str) -> str:
+        """Send."""
+        return (await inner(message)).text
+
+    def reply_outer(request: Request) -> Message:
+        last = request.messages[-1]
+        if last.role == "tool":
+            return Message(role="assistant", content=last.content)
+        call = ToolCall(id="o", name="forward_to_inner", arguments={"message": "x"})
+        return Message(role="assistant", tool_calls=[call])
+
+    agent = inner
+    if is_below:
+        outer = ScriptedBackend(otherwise=reply_outer)
+        agent = Agent(outer, tools=[forward_to_inner], name="outer")
+    agent.journal = journal
+    for _ in range(2):
+        agent.approve = failing
+        with pytest.raises(expected):
+            await agent("x", session_id="s")
+        assert [each.text for each in await agent.find_interrupted("s") or ()] == ["x"]
+    agent.approve = yes
+    assert (await agent("x", session_id="s")).text == "sent to x"
+    assert await agent.find_interrupted("s") is None

@@ -171,15 +171,24 @@ async def test_without_anyone_to_ask_the_call_is_refused():
     assert answer.content == "Error: the user did not allow this call: nobody is there to ask"
 
 
-async def test_an_asker_that_raises_fails_that_call_alone():
-    """The error is the result of that call."""
+async def test_an_asker_that_raises_fails_the_caller():
+    """A program error is no refusal that a model should read. The question does not stay open."""
 
     def on_ask(question: Approval) -> None:
         raise OSError("no terminal")
 
-    answer = await ToolExecutor([send], approvals=Approvals(on_ask=on_ask))(calls("Ann"))
+    approvals = Approvals(on_ask=on_ask)
+    with pytest.raises(OSError, match="no terminal"):
+        await ToolExecutor([send], approvals=approvals)(calls("Ann"))
+    assert not approvals.pending
 
-    assert answer.content == "Error: OSError: no terminal"
+
+async def test_a_question_that_is_cancelled_fails_that_call_alone():
+    """The cancel of one question is a result, as that of a tool."""
+    approvals = Approvals(on_ask=lambda question: question.cancel("withdrawn"))
+    answer = await ToolExecutor([send], approvals=approvals)(calls("Ann"))
+
+    assert "cancelled" in str(answer.content)
 
 
 async def arriving(*made: ToolCall) -> Any:
