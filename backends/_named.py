@@ -26,6 +26,7 @@ from ._backend import Backend
 from ._embedding import list_of_texts
 from ._providers import connect, hosted_provider
 from .limits import Limits
+from .override import REPLACEMENTS
 
 __all__ = ["NamedBackend", "as_backend"]
 
@@ -161,10 +162,18 @@ class NamedBackend(Backend):
     # --- lifetime
 
     async def __aenter__(self) -> Self:
-        """Keep the pool of this loop open, and load a model of this process."""
+        """Keep the pool of this loop open, and load a model of this process.
+
+        Raises `ConfigurationError` if the key of a hosted model is missing, but not where the
+        models of agents are replaced: there it may never be asked.
+        """
         pool = _enter_pool()
         try:
             await (await pool.get(self.name)).__aenter__()
+        except ConfigurationError:
+            if self._host is None or not REPLACEMENTS.get():
+                await pool.leave()
+                raise
         except BaseException:
             await pool.leave()
             raise

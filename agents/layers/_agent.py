@@ -277,6 +277,8 @@ class Agent(Generic[F]):
         self.view = view
         self.approve = approve
         self.journal = journal
+        if journal is not None:  # imported now, because it would block the loop of the first call
+            from . import _sessions as _sessions
         self._journal_sessions: JournalSessions | None = None
         self.options = options
         self.guards: list[Guard] = check_guards(guards, self.name)

@@ -255,6 +255,33 @@ async def test_entering_a_backend_keeps_its_pool_open(server: ThreadedServer) ->
     assert _pools == {}
 
 
+async def test_a_block_needs_no_key_where_the_models_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    backend = as_backend("openai:river")
+    with AGENT.override(backend=ScriptedBackend("replaced")):
+        async with backend:
+            assert (await AGENT("hi")).text == "replaced"
+        assert _pools == {}
+    with pytest.raises(ConfigurationError, match="no key"):  # at the start of a real server
+        await backend.__aenter__()
+    assert _pools == {}
+
+
+def test_a_backend_that_could_not_be_made_has_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools that print tracebacks show the objects in them."""
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(ConfigurationError) as caught:
+        connect("openai:river")
+    shown = [
+        repr(each.frame.f_locals["self"])
+        for each in caught.traceback
+        if "self" in each.frame.f_locals
+    ]
+    assert "<OpenAIBackend, not made>" in shown
+
+
 async def test_the_key_is_read_at_each_opening(
     server: ThreadedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

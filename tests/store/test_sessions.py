@@ -4,9 +4,12 @@ import asyncio
 import itertools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -779,3 +782,20 @@ async def test_what_a_session_has_spent_is_read_from_its_journal(tmp_path):
         for each in (first, second):
             (spent,) = each.usage("s").values()
             assert spent.output_tokens == asked
+
+
+def test_the_first_call_imports_nothing(tmp_path: Path) -> None:
+    """An import in a call would block the loop, and log a warning about that."""
+    program = """if True:
+        import sys
+        from anabranch import Agent
+        from anabranch.testing import ScriptedBackend
+
+        agent = Agent(ScriptedBackend("hi"), name="n", journal=sys.argv[1])
+        before = set(sys.modules)
+        agent.run_sync("x", session_id="s")
+        print([each for each in sys.modules if each not in before and "anabranch" in each])
+    """
+    command = [sys.executable, "-c", program, str(tmp_path / "runs.db")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (found.stdout, found.stderr) == ("[]\n", "")
