@@ -173,7 +173,7 @@ def mark_final(error: Exception) -> None:
     vars(error)["_anabranch_is_final"] = True
 
 
-def is_final(error: BaseException | None) -> TypeGuard[BaseException]:
+def is_final(error: BaseException | None) -> TypeGuard[Exception]:
     """Return whether an error fails the whole call: a `ContextError`, or one of `mark_final`.
 
     The model does not read it, no retry repeats the work, and a durable run does not record it.
