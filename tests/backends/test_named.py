@@ -269,19 +269,6 @@ async def test_a_block_needs_no_key_where_the_models_are_replaced(
     assert _pools == {}
 
 
-def test_a_backend_that_could_not_be_made_has_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tools that print tracebacks show the objects in them."""
-    monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(ConfigurationError) as caught:
-        connect("openai:river")
-    shown = [
-        repr(each.frame.f_locals["self"])
-        for each in caught.traceback
-        if "self" in each.frame.f_locals
-    ]
-    assert "<OpenAIBackend, not made>" in shown
-
-
 async def test_the_key_is_read_at_each_opening(
     server: ThreadedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
