@@ -28,6 +28,7 @@ __all__ = [
     "Wait",
     "begin_wait",
     "frames",
+    "is_marked_for_cancel",
     "is_sleeping",
     "lend_slot",
     "mark_driver",
@@ -272,6 +273,11 @@ def outcome(node: Node[T]) -> T:
 
 
 # --- waiting for an end without being an awaiter
+
+
+def is_marked_for_cancel(node: Node[Any]) -> bool:
+    """Return whether the tree has cancelled the node; code below may not have seen it yet."""
+    return record_of(node).cancel_reason is not None
 
 
 def observe(node: Node[Any]) -> asyncio.Future[None]:

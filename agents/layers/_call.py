@@ -14,9 +14,9 @@ from typing_extensions import TypeVar
 from ...backends import Backend
 from ...commander import Commander, HandlerOptions, Node, act_as, parent_here, payers
 from ...commander.context import INHERITED, set_context
-from ...commander.errors import ConfigurationError
+from ...commander.errors import ConfigurationError, NodeCancelled
 from ...commander.kinds import require_awaitable
-from ...commander.waiting import observe, wait_shielded
+from ...commander.waiting import is_marked_for_cancel, observe, wait_shielded
 from ...messages import Message, Part, Usage
 from ._guards import GATE, Gate, GuardCheck, Guarded, wait_for_gate
 from ._history import as_messages
@@ -411,6 +411,7 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
     """A call in a session that a journal stores. Its work is below a node of that session."""
 
     session: Session | None = None  # set while the call runs
+    _node_is_suspended = False
 
     async def task(self) -> AgentMessage[F]:
         """Let the session make the call, unless a call in the session has made this one."""
@@ -421,11 +422,18 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
         enter_call(self.agent, self._node_backend)
         sessions = self.agent.journal_sessions()
         begin_voice(self)
-        with lend_voice():
-            return await sessions.call(self, self._messages, self.session_id, self._options)
+        try:
+            with lend_voice():
+                return await sessions.call(self, self._messages, self.session_id, self._options)
+        except NodeCancelled:
+            if self._node_is_suspended:
+                # Wait for the cancel that follows: this node is cancelled, and does not fail.
+                await asyncio.get_running_loop().create_future()
+            raise
 
     async def suspend(self) -> None:
-        """Let running tools end, before everything is cancelled."""
+        """Let running tools end, before everything is cancelled. The caller cancels this node."""
+        self._node_is_suspended = True
         if self.session is not None:
             await self.session.suspend()
 
@@ -437,7 +445,8 @@ async def run_in_tree(
 
     A tree of another loop does not count: the node runs under a new commander, with the limits of
     that tree. `options` are those of `call_handler`. Cancelling this call cancels the node and
-    waits for its end.
+    waits for its end. A call in a journal's session is then interrupted, and can be resumed, unless
+    the tree itself has cancelled it.
     """
     options["claim"] = True
     if parent is None:
@@ -457,6 +466,12 @@ async def run_in_tree(
     try:
         return await node
     except asyncio.CancelledError:
-        node.cancel("the call was cancelled")
-        await wait_shielded(observe(node))
+        # A cancel in the tree has marked the node first, and ends the call. Here only the task that
+        # awaits it was cancelled, as by a client that has disconnected.
+        try:
+            if isinstance(node, JournalCall) and not is_marked_for_cancel(node):
+                await node.suspend()
+        finally:
+            node.cancel("the call was cancelled")
+            await wait_shielded(observe(node))
         raise

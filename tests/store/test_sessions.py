@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from support.memory_journal import Disk, journal_of, use_disk_clock
 from support.seeds import SEED, example_count
 
-from anabranch import Agent, Commander, tool
+from anabranch import Agent, Commander, Handler, handler, tool
 from anabranch.agents import JsonParser, Sequential, StepAgent, SummaryMemory
 from anabranch.commander.errors import ConfigurationError, NodeCancelled
 from anabranch.commander.waiting import observe
@@ -480,6 +481,96 @@ async def test_a_cancelled_call_is_over_and_one_whose_tree_ends_goes_on(tmp_path
     assert said == ["cut me", "new"]
     await agent("newer", session_id="s")
     assert agent.memory.messages("s")[:4] == other.memory.messages("s")
+
+
+PLACES = ["alone", "block", "parent", "handler"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("number", range(example_count(8, 100)))
+def test_a_call_whose_caller_goes_away_is_cut_wherever_it_is(place: str, number: int):
+    """A closed stream and a cancelled task leave a call that the same message resumes."""
+    draw = random.Random(f"{SEED} {number}")
+    is_stream, turns = draw.random() < 0.5, draw.choice([0, 1, 3, 5, 8, 13, 20, 30, 40, 60, 90])
+    question = draw.choice(["hello", "send"])
+
+    async def go_away(agent: Agent[Any], world: World, journal: Journal) -> None:
+        await agent("before", session_id="s")
+
+        async def ask(parent: Commander | None = None) -> None:
+            if is_stream or parent is not None:
+                async with agent.stream(question, session_id="s", parent=parent) as stream:
+                    await stream.answer()
+            else:
+                await agent(question, session_id="s")
+
+        async def leave(parent: Commander | None = None) -> None:
+            task = asyncio.create_task(ask(parent))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+
+        @handler
+        async def handle(node: Handler[None]) -> None:
+            await leave()
+
+        if place == "alone":
+            await leave()
+        else:
+            async with Commander() as commander:
+                if place == "handler":
+                    await commander.call_handler(handle())
+                else:
+                    await asyncio.create_task(
+                        leave(commander if place == "parent" else None),
+                        context=None if place == "block" else Context(),
+                    )
+        memory = [each.text for each in await agent.recall("s")]
+        cut = await agent.find_interrupted("s")
+        if question not in memory or cut is not None:
+            await agent(question, session_id="s")
+        memory = [each.text for each in await agent.recall("s")]
+        assert memory.count(question) == 1
+        assert memory[-1].startswith("answer")
+        assert not any(each.stream_state == "failed" for each in agent.memory.messages("s"))
+        assert not world.disk.twice
+
+    live(Disk(), go_away)
+
+
+async def test_a_call_whose_tree_is_cancelled_is_over(tmp_path):
+    """The cancel or the timeout of a node above it is that of the call."""
+    begun = asyncio.Event()
+
+    async def wait(agent: Any, message: Any, session: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    agent = notes(tmp_path / "notes.db")
+    agent.before_agent(wait)
+
+    @handler
+    async def ask(node: Handler[None], is_stream: bool) -> None:
+        if is_stream:
+            async with agent.stream("x", session_id="s") as stream:
+                await stream.answer()
+        else:
+            await agent("x", session_id="s")
+
+    for is_stream in (False, True):
+        async with Commander() as commander:
+            begun.clear()
+            call = commander.call_handler(ask(is_stream))
+            await begun.wait()
+            call.cancel("enough")
+        assert await agent.find_interrupted("s") is None
+        begun.clear()
+        async with Commander() as commander:
+            call = commander.call_handler(ask(is_stream), timeout=0.01)
+            with pytest.raises(TimeoutError):
+                await call
+        assert await agent.find_interrupted("s") is None
 
 
 @pytest.mark.parametrize("number", range(example_count(12, 200)))
