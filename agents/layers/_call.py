@@ -438,6 +438,12 @@ class JournalCall(AgentCall[F], Generic[F], internal=True, name="KeptCall"):
             await self.session.suspend()
 
 
+async def _suspend(node: Node[Any]) -> None:
+    """Suspend a call in a journal's session, before it is cancelled."""
+    if isinstance(node, JournalCall):
+        await cast("JournalCall[Any]", node).suspend()
+
+
 async def run_in_tree(
     node: Node[T], parent: Node[Any] | None = None, **options: Unpack[HandlerOptions]
 ) -> T:
@@ -459,8 +465,7 @@ async def run_in_tree(
             try:
                 return await node
             except asyncio.CancelledError:
-                if isinstance(node, JournalCall):
-                    await node.suspend()
+                await _suspend(node)
                 raise
     parent.call_handler(node, **options)
     try:
@@ -469,8 +474,8 @@ async def run_in_tree(
         # A cancel in the tree has marked the node first, and ends the call. Here only the task that
         # awaits it was cancelled, as by a client that has disconnected.
         try:
-            if isinstance(node, JournalCall) and not is_marked_for_cancel(node):
-                await node.suspend()
+            if not is_marked_for_cancel(node):
+                await _suspend(node)
         finally:
             node.cancel("the call was cancelled")
             await wait_shielded(observe(node))
