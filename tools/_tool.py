@@ -15,13 +15,13 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import anyio.to_thread
 from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
-from ..commander import Context, Retry, ToolError, parent_here
+from ..commander import Context, ContextError, Retry, ToolError, parent_here
 from ..commander.context import context_values, read_context_parameters
 from ..commander.kinds import NUMBER, require
 from ..commander.stored_names import stored_name
@@ -142,6 +142,9 @@ class Tool(Generic[P, R]):
             arguments=names,
         )
         functools.update_wrapper(self, function, updated=())
+
+    # Errors that fail the exchange and are no results: only the caller can correct them.
+    fatal_errors: ClassVar[tuple[type[BaseException], ...]] = (ContextError,)
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
-from ..commander import ContextError, ModelRetry, Node, emit, is_watched
+from ..commander import ModelRetry, Node, emit, is_watched
 from ..commander.durable import Effect, scope_of
 from ..messages import Part, ToolCall
 from ._approval import Decision
@@ -40,8 +40,8 @@ NO_PERSON = Decision(False, reason="nobody is there to ask")
 def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) -> CallNode:
     """Run `call` as a child of `parent`, after a person's approval if the tool requires it.
 
-    A failure becomes the result, so the node does not fail; it may be cancelled. Only a
-    `ContextError` is raised: the caller must correct it, and the model cannot. In a durable run
+    A failure becomes the result, so the node does not fail; it may be cancelled. Only the tool's
+    `fatal_errors` are raised: the caller must correct them, and the model cannot. In a durable run
     the call is an effect of `parent`, claimed before this returns: its ordinal among equal calls
     finds its journal entry of an earlier execution. The journal stores the tool's own result. The
     hooks of an agent change it afterwards, and run in each execution.
@@ -51,7 +51,7 @@ def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) ->
     node = _AskFirst(call, tool, ask, effect) if tool.approve else _Run(call, tool, effect)
 
     def recover(ended: Node[Any]) -> None:
-        if not isinstance(ended.error, ContextError):
+        if not isinstance(ended.error, tool.bare.fatal_errors):
             ended.recover(ToolResult.of_error(call, ended.error, tool.timeout))
 
     node.at_exception(recover)

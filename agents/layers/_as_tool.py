@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...commander.errors import ConfigurationError
 from ...tools import Illustrated, Tool, result_text
+from ._call import run_in_tree
+from ._memory import TemporarySession
 
 if TYPE_CHECKING:
     from ._agent import Agent
@@ -27,6 +29,13 @@ def tool_name(agent: Agent[Any], prefix: str = "") -> str:
             f"the name {agent.name!r} has no letters for the name of a tool: give name="
         )
     return f"{prefix}{name}"[:MAX_TOOL_NAME_CHARS]
+
+
+class _AgentTool(Tool[[str], Coroutine[Any, Any, str]]):
+    """A tool that calls an agent."""
+
+    # Such as an agent without a backend. The model cannot correct it.
+    fatal_errors = (ConfigurationError,)
 
 
 def make_tool(
@@ -51,14 +60,17 @@ def make_tool(
         Args:
             request: The task or the question, with everything that is needed to answer it.
         """
-        answer = await agent(request)
+        # A session of its own for each call. Else all users of the outer agent would share
+        # session 0 of an agent with `memory=`.
+        session = TemporarySession()
+        call = agent.call(request, session_id=session)
+        call.at_done(lambda _: session.end())
+        answer = await run_in_tree(call)
         # Validators may have changed the output, so that it differs from the reply.
         is_typed = agent.output_type is not None and not agent.has_text_output
         text = result_text(answer.output) if is_typed else answer.text
         return Illustrated(text, answer.parts) if answer.parts else text
 
-    made = Tool[[str], Coroutine[Any, Any, str]](
-        ask, name=name or tool_name(agent), description=description, effect="nested"
-    )
+    made = _AgentTool(ask, name=name or tool_name(agent), description=description, effect="nested")
     made.source = f"the agent {agent.name}"
     return made
