@@ -728,6 +728,7 @@ class Agent(Generic[F]):
     async def find_interrupted(self, session_id: SessionId) -> list[AgentMessage] | None:
         """Return the messages of the call that a crash interrupted in a session; None if none.
 
+        Waits while a call of this process runs in the session, also one that waits for an approval.
         The same call again resumes it; `end_interrupted` ends it. Raises as `keep`.
         """
         return await self._journaled().find_interrupted(session_id)
@@ -765,7 +766,8 @@ class Agent(Generic[F]):
 
         The agent remembers its messages, replies, results of tools and steering messages, as of a
         cancelled call. Nothing runs again. If the journal stores `partials`, the beginning of its
-        next reply is remembered too. Raises as `keep`.
+        next reply is remembered too. It remembers nothing that the guards have not passed, and no
+        messages of agents below. Waits for a call of this process in the session. Raises as `keep`.
         """
         return await self._journaled().end_interrupted(session_id)
 

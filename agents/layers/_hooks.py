@@ -54,13 +54,13 @@ class Hooks:
         return handle
 
     async def run(
-        self, owner: object, message: AgentMessage, session_id: SessionId
+        self, owner: object, message: AgentMessage, session_id: SessionId | None
     ) -> AgentMessage:
         """Pass `message` through all hooks that are present now, and return the result.
 
         The hooks get a copy, because a retry passes the original `message` through them again.
         """
-        shown: SessionId | None = session_id
+        shown = session_id
         if self._hooks:
             if isinstance(session_id, TemporarySession):
                 here = parent_here()
