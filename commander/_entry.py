@@ -96,7 +96,7 @@ def enter(
     if not (
         (plain or node._node_has_defaults) and policy is timeout is retry is on is limits is None
     ):
-        _take_options(record, node, timeout, retry, policy, on, limits)
+        _take_options(record, parent, node, timeout, retry, policy, on, limits)
     scope = find_scope(parent, node, record, key) if tree.has_scopes else None
     if scope is None and not plain and node._node_is_durable:
         raise NotDurable(
@@ -197,6 +197,7 @@ def _require_next_round(parent: Record) -> None:
 
 def _take_options(
     record: Record,
+    parent: Record,
     node: Node[Any],
     timeout: float | None,
     retry: Retry | Restart | None,
@@ -222,7 +223,10 @@ def _take_options(
         record.remote = find_place(on).prepare(node)
     record.policy = policy
     if node._node_actor is not None:
-        record.own_actor = node._node_actor
+        record.own_actor = actor = node._node_actor
+        if actor.session_id is None and (outer := parent.actor) is not None:
+            # The caller named no session, so the work belongs to the session around it.
+            record.own_actor = actor._replace(session_id=outer.session_id)
     if limits is not None:
         record.limits = limits
     if timeout is not None or retry is not None:

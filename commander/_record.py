@@ -73,8 +73,9 @@ CURRENT: ContextVar[Node[Any] | None] = ContextVar("anabranch.current_node")
 
 
 class Actor(NamedTuple):
-    """The agent whose work a node does, and the session of the call, None if it named none.
+    """The agent whose work a node does, and the session of the call.
 
+    A call that names no session has that of the call around it, None if that has none.
     `answers_for` is another agent, if this one gives the answer of that agent, as after a handoff.
     """
 

@@ -93,8 +93,8 @@ class Context(Generic[V_co]):
     `current_context()` returns the same in all other code.
 
     `value` is the value itself, not a copy. `agent` is the name of the nearest agent, "" if none.
-    `session_id` is the session of its call, None if that is temporary. In a test, call the function
-    with a context of your own: `list_orders(ctx=Context(User("ada")))`.
+    `session_id` is the session of the nearest call that named one, None if none did. In a test,
+    call the function with a context of your own: `list_orders(ctx=Context(User("ada")))`.
     """
 
     value: V_co

@@ -13,6 +13,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ._record import Record
 
 __all__ = [
+    "IS_ASIDE",
+    "TEXT_GATE",
     "DurableAttempt",
     "DurableReply",
     "DurableRun",
@@ -35,6 +38,7 @@ __all__ = [
     "Effect",
     "PutOptions",
     "RunOpener",
+    "TextGate",
     "attach_scope",
     "cancel_unrecorded",
     "charge_again",
@@ -50,6 +54,25 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+class TextGate(Protocol):
+    """Decides whether others may see the text of replies."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether they may."""
+        ...
+
+
+TEXT_GATE: ContextVar[TextGate | None] = ContextVar("anabranch.text_gate", default=None)
+"""The gate of the calls around this, None if there is none. Nodes inherit it."""
+
+IS_ASIDE: ContextVar[bool] = ContextVar("anabranch.is_aside", default=False)
+"""Whether work here is not a part of its session's conversation. Journal entries have a mark then.
+
+It is that of guards, and of agents that a tool or a hook calls. Nodes inherit it.
+"""
 
 
 class DurableRun(Protocol):

@@ -165,12 +165,17 @@ class Desk:
             "questions": questions,
         }
 
-    async def decide(self, user: str, number: int, allow: bool) -> None:
-        """Answer a question by its number in the journal, which is the same after a restart."""
+    async def decide(self, user: str, number: int, allow: bool) -> bool:
+        """Answer a question by its number in the journal, which is the same after a restart.
+
+        Returns False if this user has no such open question.
+        """
         for each in await self.journal.approvals():
             if (each.session_id, each.number) == (user, number):
                 await (each.approve() if allow else each.deny("The customer refused."))
-        self.publish(user, None)
+                self.publish(user, None)
+                return True
+        return False
 
     def publish(self, user: str, text: str | None) -> None:
         """Send new text to all pages of a user, or None if the messages or questions changed."""
@@ -215,10 +220,10 @@ async def decide(request: Request) -> Response:
     """Answer a question."""
     body = await request.json()
     try:
-        await request.state.desk.decide(body["user"], body["number"], body["allow"])
-    except NotPending:
-        return Response("It is already decided.", status_code=409)
-    return Response(status_code=204)
+        found = await request.state.desk.decide(body["user"], body["number"], body["allow"])
+    except NotPending:  # another process was faster
+        found = False
+    return Response(status_code=204) if found else Response("Already decided.", status_code=409)
 
 
 def application(backend: Backend, path: str) -> Starlette:

@@ -12,7 +12,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from ..commander.errors import ConfigurationError
-from ..commander.other_names import OPTION_ADVICE, OTHER_OPTIONS
+from ..commander.other_names import OPTION_ADVICE, OTHER_OPTIONS, PLACE_ADVICE
 
 __all__ = ["WIRE_OPTIONS", "StrictSchema", "check_options", "nearest", "parameters_of"]
 
@@ -69,15 +69,19 @@ def check_options(
     arguments = () if of is None else parameters_of(*(kind.__init__ for kind in of.__mro__))
     known = [*takes, *arguments, *sorted(WIRE_OPTIONS)]
     faults: list[str] = []
+    has_advice = True
     for name in sorted(unknown, key=str):
         advice = OPTION_ADVICE.get(name)
+        if advice is None and OTHER_OPTIONS.get(name) not in known:
+            advice = PLACE_ADVICE.get(name)
+        has_advice = has_advice and advice is not None
         if advice is None and (near := nearest(str(name), known)):
             advice = f"did you mean {near!r}?"
         elif advice is None:
             advice = OPTION_ADVICE.get(OTHER_OPTIONS.get(name, ""))
         faults.append(f"{name!r}" + ("" if advice is None else f" ({advice})"))
     message = f"{owner} has no option {', '.join(faults)}"
-    if not OPTION_ADVICE.keys() >= {*unknown}:
+    if not has_advice:
         message += "; pass a field that only your server knows in extra={...}"
     raise ConfigurationError(message)
 

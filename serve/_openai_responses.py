@@ -26,6 +26,7 @@ ERROR_CODES = {
     "insufficient_quota": "rate_limit_exceeded",
     "rate_limit_exceeded": "rate_limit_exceeded",
     "context_length_exceeded": "invalid_prompt",
+    "input_refused": "input_refused",  # no code of this wire fits
 }
 # Reasons of this wire for an incomplete response, by the status of an answer.
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}

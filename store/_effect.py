@@ -20,7 +20,7 @@ from ..commander import (
     actor_of,
     current_node,
 )
-from ..commander.durable import Effect, scope_of
+from ..commander.durable import IS_ASIDE, Effect, scope_of
 from ..commander.errors import is_final
 from ..commander.waiting import lend_slot
 from ..tools.results import describe_error
@@ -228,6 +228,8 @@ class DurableEffect(Effect):
             # A repeated call keeps its intent: the first one still says since when it is in doubt.
             if doubt is None or not again:
                 intent = {**self._match.intent(), **self._shared}
+                if IS_ASIDE.get():
+                    intent["aside"] = True
                 if self._original is not None:
                     intent["call"] = self._match.ident.hex()
                 self._append("intent", intent)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..commander import Node, StreamInterrupted
 from ..commander.durable import (
+    IS_ASIDE,
+    TEXT_GATE,
     DurableReply,
     charge_again,
     charges_of,
@@ -64,6 +66,8 @@ class ReplyRow(DurableReply):
         self._unwritten: list[str] = []
         self._written = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._gate = TEXT_GATE.get()
+        self._is_aside = IS_ASIDE.get()
 
     @contextmanager
     def receiving(self) -> Generator[None]:
@@ -147,6 +151,8 @@ class ReplyRow(DurableReply):
 
     def _append(self, text: str) -> None:
         self._stop()
+        if self._is_aside:
+            text = f'{text[:-1]},"aside":true}}'
         recorded = self._execution.append(self._ident, "reply", text.encode())
         self._execution.conversations.note_reply(self._execution.last_number, recorded)
 
@@ -155,14 +161,20 @@ class ReplyRow(DurableReply):
     def _grow(self, text: str) -> None:
         self._unwritten.append(text)
         if self._timer is None:
-            assert self._execution.partial_seconds is not None
-            # In an empty context: the loop holds a cancelled timer, whose context holds the node.
-            self._timer = self._execution.loop.call_later(
-                self._execution.partial_seconds, self._write, context=Context()
-            )
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        assert self._execution.partial_seconds is not None
+        # In an empty context: the loop holds a cancelled timer, whose context holds the node.
+        self._timer = self._execution.loop.call_later(
+            self._execution.partial_seconds, self._write, context=Context()
+        )
 
     def _write(self) -> None:
         self._timer = None
+        if self._gate is not None and not self._gate.is_open:
+            self._start_timer()
+            return
         text = "".join(self._unwritten)
         self._unwritten.clear()
         self._append_partial(self._written, text)
@@ -176,7 +188,10 @@ class ReplyRow(DurableReply):
     def _append_partial(self, at: int, text: str) -> None:
         if not self._execution.suspended:
             with suppress(LeaseLost, JournalError):  # code that needs the journal raises it
-                self._execution.record(self._ident, "partial", {"at": at, "text": text})
+                value: dict[str, Any] = {"at": at, "text": text}
+                if self._is_aside:
+                    value["aside"] = True
+                self._execution.record(self._ident, "partial", value)
 
     def _stop(self) -> None:
         if self._timer is not None:

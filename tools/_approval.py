@@ -53,7 +53,8 @@ class ToolQuestion:
     """The question whether a call may run, as an approval function gets it.
 
     `agent` is the name of the agent that makes the call, None outside of an agent. `session_id` is
-    that agent's session, None if the caller named none.
+    the session of the nearest call that named one, None if none did. So for an agent below another
+    agent it is mostly the session of the user.
     """
 
     call: ToolCall
@@ -78,7 +79,7 @@ class Approval(Pending[Decision], internal=True):
 
     @property
     def session_id(self) -> int | str | None:
-        """The agent's session, None if the caller named none."""
+        """The session of the nearest call of an agent that named one, None if none did."""
         actor = actor_of(self)
         return None if actor is None else actor.session_id
 

@@ -146,6 +146,9 @@ class Tool(Generic[P, R]):
         )
         functools.update_wrapper(self, function, updated=())
 
+    # Errors that fail the exchange and are no results: only the caller can correct them.
+    fatal_errors: ClassVar[tuple[type[BaseException], ...]] = ()
+
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The JSON schema of the arguments, an object."""

@@ -41,19 +41,19 @@ NO_PERSON = Decision(False, reason="nobody is there to ask")
 def start_call(parent: Node[object], call: ToolCall, tool: AnyTool, ask: Ask) -> CallNode:
     """Run `call` as a child of `parent`, after a person's approval if the tool requires it.
 
-    A failure becomes the result, so the node does not fail; it may be cancelled. Only a
-    `ContextError` and a failure of `ask` are raised: the caller must correct these, and the model
-    cannot. In a durable run
-    the call is an effect of `parent`, claimed before this returns: its ordinal among equal calls
-    finds its journal entry of an earlier execution. The journal stores the tool's own result. The
-    hooks of an agent change it afterwards, and run in each execution.
+    A failure becomes the result, so the node does not fail; it may be cancelled. Only the tool's
+    `fatal_errors`, a `ContextError` and a failure of `ask` are raised: the caller must correct
+    them, and the model cannot. In a durable run the call is an effect of `parent`, claimed before
+    this returns: its ordinal among equal calls finds its journal entry of an earlier execution. The
+    journal stores the tool's own result. The hooks of an agent change it afterwards, and run in
+    each execution.
     """
     effect = effect_of(parent, tool, call.arguments)
     node: CallNode
     node = _AskFirst(call, tool, ask, effect) if tool.approve else _Run(call, tool, effect)
 
     def recover(ended: Node[Any]) -> None:
-        if not is_final(ended.error):
+        if not (is_final(ended.error) or isinstance(ended.error, tool.bare.fatal_errors)):
             ended.recover(ToolResult.of_error(call, ended.error, tool.timeout))
 
     node.at_exception(recover)

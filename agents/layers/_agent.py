@@ -454,11 +454,14 @@ class Agent(Generic[F]):
             boss = Agent(backend, tools=[researcher.as_tool()])
 
         The model writes a `request`, and reads the answer. Each call of the tool is a call of this
-        agent without a session, below the node of the tool. So its usage also counts for the agent
-        that has the tool, and a stream of that agent has its messages. `approve` of that agent
-        decides on its tools, unless it has a view or `approve` itself. A failure is a failure of
-        the tool. In a durable run only the replies and the tools below it are repeated that the
-        journal does not have.
+        agent below the node of the tool. So its usage also counts for the agent that has the tool,
+        and a stream of that agent has its messages. Each call begins with an empty session and
+        leaves nothing, also if this agent has a `memory`: users of the outer agent never read each
+        other's messages. Its hooks, its context and questions about its tools have the session of
+        the outer call. `approve` of the outer agent decides on its tools, unless it has a view or
+        `approve` itself. A failure is a failure of the tool. Only a `ConfigurationError` fails the
+        outer call, because no model can correct it. In a durable run only the replies and the tools
+        below it are repeated that the journal does not have.
 
         `name` is by default the agent's, with "_" for characters that a tool's name cannot have.
         `description` is by default the agent's. Raises `ConfigurationError` without a description,
@@ -791,6 +794,7 @@ class Agent(Generic[F]):
     async def find_interrupted(self, session_id: SessionId) -> list[AgentMessage] | None:
         """Return the messages of the call that a crash interrupted in a session; None if none.
 
+        Waits while a call of this process runs in the session, also one that waits for an approval.
         The same call again resumes it; `end_interrupted` ends it. Raises as `keep`.
         """
         return await self._journaled().find_interrupted(session_id)
@@ -828,7 +832,8 @@ class Agent(Generic[F]):
 
         The agent remembers its messages, replies, results of tools and steering messages, as of a
         cancelled call. Nothing runs again. If the journal stores `partials`, the beginning of its
-        next reply is remembered too. Raises as `keep`.
+        next reply is remembered too. It remembers nothing that the guards have not passed, and no
+        messages of agents below. Waits for a call of this process in the session. Raises as `keep`.
         """
         return await self._journaled().end_interrupted(session_id)
 

@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 from ...backends import Backend
 from ...commander import Commander, HandlerOptions, Node, act_as, parent_here, payers
 from ...commander.context import INHERITED, set_context
+from ...commander.durable import IS_ASIDE
 from ...commander.errors import ConfigurationError, NodeCancelled
 from ...commander.kinds import require_awaitable
 from ...commander.waiting import is_marked_for_cancel, observe, wait_shielded
@@ -191,6 +192,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     # Named like the engine's attributes, so that it does not enter the call's identity.
     _node_steering: Steering | None = None
     _node_context: object = INHERITED
+    _node_is_aside = False  # whether its session is its own
     # The history of the call, its copies in the memory, and the marks of the attempts so far.
     _node_stored: Sequence[AgentMessage] = ()
     _node_remembered: Sequence[AgentMessage] = ()
@@ -212,7 +214,7 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
             self._node_steering = steering
         self.agent = agent
         if session_id is None and (has_history or not agent.has_own_memory):
-            session_id = TemporarySession()
+            session_id, self._node_is_aside = TemporarySession(), True
             self.at_done(lambda _: cast("TemporarySession", self.session_id).end())
         self.session_id: SessionId = 0 if session_id is None else session_id
         named = None if isinstance(self.session_id, TemporarySession) else self.session_id
@@ -273,6 +275,8 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
     async def task(self) -> AgentMessage[F]:
         """Run the hooks, remember the messages, and let the agent answer."""
         set_context(self, self._node_context)
+        if self._node_is_aside and OUTER_SESSION.get() is not None:
+            IS_ASIDE.set(True)
         agent, session_id = self.agent, self.session_id
         is_temporary = isinstance(session_id, TemporarySession)  # of this call, or of a call above
         if is_temporary:

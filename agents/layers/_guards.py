@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
-from ...commander import Context, Node
+from ...commander import Context, Node, actor_of
 from ...commander.context import call_with_context
+from ...commander.durable import IS_ASIDE, TEXT_GATE, scope_here
 from ...commander.errors import ConfigurationError
 from ...commander.waiting import observe, wait_shielded
 from ...messages import Delta
@@ -121,8 +122,10 @@ class Gate:
             await self.outer.passed()
 
 
-GATE: ContextVar[Gate | None] = ContextVar("anabranch_agents_gate", default=None)
+GATE = cast("ContextVar[Gate | None]", TEXT_GATE)
 """The gate of the call around this, None without guards. Nodes inherit it."""
+
+GUARDS_NOTE = "guards"  # the name of the notes about guards in a journal
 
 
 async def wait_for_gate() -> None:
@@ -145,6 +148,7 @@ class GuardCheck(Node[None], internal=True):
         from ._stream import MESSAGE_FEED
 
         GATE.set(self._node_gate)
+        IS_ASIDE.set(True)
         MESSAGE_FEED.set(None)
         STEERING.set(None)
         guard = self._node_guard
@@ -176,12 +180,41 @@ class Guarded(Node[T], Generic[T], internal=True, name="guarded"):
 
     async def task(self) -> T:
         """Start the guards, do the work, and wait for the guards."""
+        self._note_guards()
         for guard in self._node_guards:
             self.call_handler(guard)
         self._node_gate.set_guards(self, [*self._node_guards])
         result = await self._node_task()
         await self._node_gate.passed()
         return result
+
+    def _note_guards(self) -> None:
+        """Note in the session's journal that guards have begun, and later that all have passed.
+
+        The end of an interrupted call drops what they have not passed.
+        """
+        from ._call import OUTER_SESSION
+
+        scope = scope_here()
+        if scope is None or OUTER_SESSION.get() is None or not self._node_guards:
+            return
+        actor = actor_of(self)
+        is_inner = self._node_gate.outer is not None or bool(actor and actor.answers_for)
+        about = {"of": scope.identity[1], "inner": is_inner, "aside": IS_ASIDE.get()}
+        notes = scope.notes(GUARDS_NOTE)
+        if not notes:
+            scope.note(GUARDS_NOTE, {"guards": "begun", **about})
+        if len(notes) > 1:
+            return  # they passed in an earlier execution
+        left: set[Node[Any]] = {*self._node_guards}
+
+        def passed(guard: Node[Any]) -> None:
+            left.discard(guard)
+            if not left:
+                scope.note(GUARDS_NOTE, {"guards": "passed", **about})
+
+        for each in self._node_guards:
+            each.at_end(passed)
 
 
 async def hold(deltas: AsyncGenerator[Delta, None], gate: Gate) -> AsyncGenerator[Delta, None]:

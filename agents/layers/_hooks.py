@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from inspect import getattr_static, isawaitable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from ...commander import actor_of, parent_here
 from ...commander.errors import ConfigurationError
 from ...commander.kinds import require
 from ...messages import ToolCall
 from ...messages.options import nearest
 from ...tools import AnyTool, Illustrated, InvalidArguments, Tool
-from ._memory import SessionId
+from ._memory import SessionId, TemporarySession
 from ._message import AgentMessage, copy_message
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ Moment: TypeAlias = Literal["before_agent", "after_agent", "before_action", "aft
 
 Changed: TypeAlias = Awaitable[AgentMessage | None] | AgentMessage | None
 
-Hook: TypeAlias = Callable[[Any, AgentMessage, SessionId], Changed]
-"""Takes the owner, a message and the session; returns a message in its place, or None."""
+Hook: TypeAlias = Callable[[Any, AgentMessage, SessionId | None], Changed]
+"""Takes the owner, a message and the session; returns a message in its place, or None.
+
+The session of a call without one is that of the call around it, None if that has none.
+"""
 
 
 class Hooks:
@@ -50,19 +54,24 @@ class Hooks:
         return handle
 
     async def run(
-        self, owner: object, message: AgentMessage, session_id: SessionId
+        self, owner: object, message: AgentMessage, session_id: SessionId | None
     ) -> AgentMessage:
         """Pass `message` through all hooks that are present now, and return the result.
 
         The hooks get a copy, because a retry passes the original `message` through them again.
         """
+        shown = session_id
         if self._hooks:
+            if isinstance(session_id, TemporarySession):
+                here = parent_here()
+                actor = None if here is None else actor_of(here)
+                shown = None if actor is None else actor.session_id
             try:
                 message = message.model_copy(deep=True)
             except Exception:  # noqa: BLE001 - it holds something that cannot be copied
                 message = copy_message(message)
         for handle in tuple(self._hooks):
-            changed = handle.hook(owner, message, session_id)
+            changed = handle.hook(owner, message, shown)
             changed = await changed if isawaitable(changed) else changed
             if changed is not None:
                 rule = f"a hook ({handle.hook!r:.100}) must return an AgentMessage or None"
@@ -100,21 +109,32 @@ class AgentHook:
     also change its argument in place. That is a copy for this agent and attempt, so other agents
     and later attempts get the original. A hook that raises fails the agent's call. If an action
     hook raises, the tool call fails instead.
+
+    `session_id` is the session of the call. A call without one has that of the call around it, as
+    an agent that is a tool or took over a conversation. It is None if that has none.
     """
 
-    def before_agent(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
+    def before_agent(
+        self, agent: Any, message: AgentMessage, session_id: SessionId | None
+    ) -> Changed:
         """See each received message, before the agent remembers it."""
         return None
 
-    def after_agent(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
+    def after_agent(
+        self, agent: Any, message: AgentMessage, session_id: SessionId | None
+    ) -> Changed:
         """See the agent's answer, after the agent remembers it."""
         return None
 
-    def before_action(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
+    def before_action(
+        self, agent: Any, message: AgentMessage, session_id: SessionId | None
+    ) -> Changed:
         """See a tool call, the `ToolCall` in `message.output`."""
         return None
 
-    def after_action(self, agent: Any, message: AgentMessage, session_id: SessionId) -> Changed:
+    def after_action(
+        self, agent: Any, message: AgentMessage, session_id: SessionId | None
+    ) -> Changed:
         """See a tool's result, the text in `message.content`."""
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...dispatch.assembly import STOPPED
 from ...messages import Message
@@ -30,14 +30,30 @@ class InterruptedCall(NamedTuple):
 
     `tools` has the tools that ran after each text reply, by the id of the message: their names and
     their results, None if not recorded.
+
+    `has_passed` is whether the guards of the call have passed its input. Without that there are no
+    messages, and the input must not be remembered.
     """
 
     messages: list[AgentMessage]
     tools: dict[int, list[tuple[str, str | None]]]
+    has_passed: bool = True
+
+    def up_to_tools(self) -> InterruptedCall:
+        """Return the part that had effects: up to the last message whose tools have begun."""
+        used = (n for n, each in enumerate(self.messages, 1) if self._has_tools(each))
+        return self._replace(messages=self.messages[: max(used, default=0)])
+
+    def _has_tools(self, message: AgentMessage) -> bool:
+        return message.type == TOOLS or bool(self.tools.get(id(message)))
 
 
-def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
-    """Return the messages of the agent `name` in the last call of a session."""
+def read_interrupted_call(view: RunView, name: str, *, has_guards: bool) -> InterruptedCall:
+    """Return the messages of the agent `name` in the last call of a session.
+
+    Replies of guards and of agents that tools have called are not its messages. With `has_guards`
+    it needs an entry that these have passed.
+    """
     start = max(row.seq for row in view.rows if row.kind == "root")
     messages: list[AgentMessage] = []
     steered: dict[str, list[AgentMessage]] = defaultdict(list)  # by the call that received them
@@ -48,10 +64,16 @@ def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
     latest: list[bytes] | None = None
     results: dict[bytes, str] = {}
     names: dict[bytes, str] = {}
+    # The results of agents that are tools, by the tool's name and the request.
+    answers: dict[tuple[str, str], deque[str]] = defaultdict(deque)
+    # The number of messages before each gate of guards that have not passed, and if it is inner.
+    gates: dict[str, tuple[int, bool]] = {"": (0, False)} if has_guards else {}
+    aside = {row.seq for row in view.rows if b'"aside"' in row.value and _is_aside(row.value)}
     for row in view.rows:
-        if row.seq < start:
+        if row.seq < start or row.seq in aside:
             continue
         if row.kind == "intent":
+            gates.clear()  # no tool begins before the guards have passed
             names[row.ident] = json.loads(row.value)["name"]
             if not rounds and latest is not None:
                 latest.append(row.ident)
@@ -63,7 +85,16 @@ def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
             results[row.ident] = value if isinstance(value, str) else failed
         elif row.kind == "note":
             value: Any = json.loads(row.value)
-            if "message" in value:
+            if "guards" in value:
+                if not value["inner"]:
+                    gates.pop("", None)
+                if value["guards"] == "begun":
+                    gates[value["of"]] = len(messages), value["inner"]
+                else:
+                    gates.pop(value["of"], None)
+            elif "request" in value:
+                answers[value["tool"], value["request"]].append(value["result"])
+            elif "message" in value:
                 steered[value["of"]] += read_records([value["message"]])
             elif "heard" in value:
                 numbers: list[int] = value["heard"]
@@ -85,8 +116,13 @@ def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
                 rounds.append((message, {}))
             else:
                 latest = after_text[id(messages[-1])] = []
-    _answer([each for each in messages if each.type == TOOLS], rounds, results)
-    partial = "".join(each.text for each in view.partials[-1:] if each.number > start)
+    _answer([each for each in messages if each.type == TOOLS], rounds, results, answers)
+    if any(not is_inner for _, is_inner in gates.values()):
+        return InterruptedCall([], {}, has_passed=False)
+    if gates:  # those of an agent to which a handoff went
+        messages = messages[: min(count for count, _ in gates.values())]
+    growing = [each for each in view.partials if each.number > start and each.number not in aside]
+    partial = "" if gates else "".join(each.text for each in growing[-1:])
     if partial:
         messages.append(AgentMessage(content=partial, sender=name, stream_state="failed"))
     ids = {id(each) for each in messages}
@@ -98,15 +134,24 @@ def read_interrupted_call(view: RunView, name: str) -> InterruptedCall:
     return InterruptedCall(messages, tools)
 
 
+def _is_aside(value: bytes) -> bool:
+    found: Any = json.loads(value)
+    return isinstance(found, dict) and bool(cast("dict[str, Any]", found).get("aside"))
+
+
 def _answer(
     messages: Sequence[AgentMessage],
     rounds: Sequence[tuple[Message, dict[str, deque[bytes]]]],
     results: dict[bytes, str],
+    answers: dict[tuple[str, str], deque[str]],
 ) -> None:
     """Add the results after their calls."""
     for each, (message, calls) in zip(messages, rounds, strict=True):
         for call in message.tool_calls:
             idents: Any = calls.get(call.name)
             text = results.get(idents.popleft()) if idents else None
+            if not idents and text is None:
+                given = answers.get((call.name, str(call.arguments.get("request"))))
+                text = given.popleft() if given else None
             status = "failed" if text is None else "ok"
             each.output.append(ToolResult.of(call, text or INTERRUPTED, status))

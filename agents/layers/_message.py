@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, cast
 
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypeVar
 
+from ...commander.errors import ConfigurationError
+from ...commander.other_names import OTHER_FIELDS
 from ...messages import Message, Part, ProviderItem, Usage
+from ...messages.options import nearest
 from ...messages.text import quote
 from ...tools import ToolResult, result_text
 
@@ -86,6 +89,20 @@ class AgentMessage(BaseModel, Generic[F]):
     reasoning: str | None = None
     provider_items: list[ProviderItem] = Field(default_factory=list[ProviderItem])
 
+    if not TYPE_CHECKING:  # a type checker reads the fields
+
+        def __init__(self, **fields: Any) -> None:
+            """Make a message; raise `ConfigurationError` for an unknown field.
+
+            Reading stored data skips this: it may have fields of other versions.
+            """
+            if not fields.keys() <= MESSAGE_FIELDS:
+                _check_fields(type(self), fields)
+            super().__init__(**fields)
+
+        # pydantic calls the `__init__` of a class without this when it reads data.
+        __init__.__pydantic_base_init__ = True
+
     @property
     def text(self) -> str:
         """The text that a person or a model reads, with tool calls and their results."""
@@ -143,6 +160,22 @@ class AgentMessage(BaseModel, Generic[F]):
         state = self.__getstate__()
         state["__dict__"] = dict(self)  # the fields, without caches and the like
         return _restore, (kind, state)
+
+
+MESSAGE_FIELDS = {"formatted", *AgentMessage.model_fields}
+
+
+def _check_fields(kind: type[AgentMessage], fields: Mapping[str, Any]) -> None:
+    if kind.model_config.get("extra") == "allow":
+        return
+    aliases = (each.alias for each in kind.model_fields.values())
+    known = {"formatted", *kind.model_fields, *filter(None, aliases)}
+    for name in fields.keys() - known:
+        guess = OTHER_FIELDS.get(name) or nearest(name, sorted(kind.model_fields))
+        advice = "" if guess is None else f" (did you mean {guess!r}?)"
+        raise ConfigurationError(
+            f"an {kind.__name__} has no field {name!r}{advice}. Put your own values into extra="
+        )
 
 
 def reply_message(reply: Message, sender: str, **extra: Any) -> AgentMessage:

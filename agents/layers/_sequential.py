@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ...commander.errors import ConfigurationError
 from ...commander.kinds import require
 from ._agent import Agent
+from ._guards import Guard
 from ._memory import SessionId
 from ._message import AgentMessage
 from ._stream import lend_voice
@@ -25,17 +26,20 @@ class Sequential(Agent[Any]):
         team = Sequential({"writer": writer, "critic": critic})  # or Sequential(writer, critic)
         answer = await team("Write a poem.")
 
-    `journal` is as in `Agent`. With `exit_at=n` a call ends after the answer of agent `n`. Raises
-    `ValueError` without agents, `ConfigurationError` if two have the same `name=` or key.
+    `description`, `guards` and `journal` are as in `Agent`. With `exit_at=n` a call ends after the
+    answer of agent `n`. Raises `ValueError` without agents, `ConfigurationError` if two have the
+    same `name=` or key.
     """
 
     def __init__(
         self,
         *agents: Agent[Any] | Mapping[str, Agent[Any]],
         name: str | None = None,
+        description: str = "",
+        guards: Iterable[Guard] = (),
         journal: str | Journal | None = None,
     ) -> None:
-        super().__init__(name=name, journal=journal)
+        super().__init__(name=name, description=description, guards=guards, journal=journal)
         self.agents: dict[str, Agent[Any]] = {}
         for each in agents:
             named = {str(len(self.agents)): each} if isinstance(each, Agent) else each

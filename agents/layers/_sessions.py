@@ -21,7 +21,7 @@ from ...commander.durable import scope_here
 from ...commander.errors import ConfigurationError
 from ...store import Journal, NotStorable, Session, SessionCall
 from ._call import OUTER_SESSION, AgentCall, JournalCall, OuterSession, add_usage, run_in_tree
-from ._interrupted import read_interrupted_call
+from ._interrupted import InterruptedCall, read_interrupted_call
 from ._memory import SessionId
 from ._message import NEW_MESSAGES, AgentMessage, own_output, with_text_output
 from ._override import backend_of
@@ -160,9 +160,10 @@ class JournalSessions:
                 return False
             agent, start = self._agent, self._agent.save_memories(session_id)
             if not last.has_ended:
-                interrupted = read_interrupted_call(await session.look(), agent.name)
+                interrupted = await self._read_interrupted(session)
                 messages = read_records(last.inputs["messages"])
-                agent.remember_interrupted(messages, interrupted, session_id)
+                if interrupted.has_passed:
+                    agent.remember_interrupted(messages, interrupted, session_id)
                 state = agent.save_memories(session_id)
                 session.store_value(
                     last, _refer(_differences(start, state), last.inputs["messages"], None)
@@ -170,6 +171,12 @@ class JournalSessions:
             await session.end(last)
             self._known[session_id] = _Known(session.rows, agent.save_memories(session_id))
             return True
+
+    async def _read_interrupted(self, session: Session) -> InterruptedCall:
+        agent = self._agent
+        return read_interrupted_call(
+            await session.look(), agent.name, has_guards=bool(agent.guards)
+        )
 
     def _changes(self, session_id: SessionId) -> tuple[Changes, State]:
         """Return the differences between the memories and the journal, and the memories."""
@@ -244,6 +251,14 @@ class JournalSessions:
                 answer = made = await run_in_tree(node)
                 record = json.loads(codec.encode(answer))
                 return answer
+            except Exception:
+                if agent.guards and agent.save_memories(session_id) == start:
+                    # A guard may refuse at a resume what it passed before. The memory then has
+                    # nothing, but tools of the earlier execution have run.
+                    earlier = (await self._read_interrupted(session)).up_to_tools()
+                    if earlier.messages:
+                        agent.remember_interrupted(messages, earlier, session_id)
+                raise
             finally:
                 changes = _differences(start, agent.save_memories(session_id))
                 session.store_value(call, _refer(changes, call.inputs["messages"], record))

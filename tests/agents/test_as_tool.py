@@ -8,8 +8,8 @@ import pytest
 from support.killed_executions import kill_everywhere
 from support.memory_journal import act
 
-from anabranch import Agent, Approvals, Commander, tool
-from anabranch.agents import ConversableAgent, Memory
+from anabranch import Agent, Approvals, Commander, Context, tool
+from anabranch.agents import AgentHook, ConversableAgent, Memory
 from anabranch.backends import Backend
 from anabranch.commander.errors import ConfigurationError
 from anabranch.messages import Message, Request, ToolCall
@@ -118,7 +118,69 @@ async def test_an_agent_of_any_class_may_be_one() -> None:
     outer = boss(echo)
     await outer("go")
     assert outer.backend.requests[1].messages[-1].content == "echo the sky?"
-    assert [each.text for each in echo.memory.messages()] == ["the sky?", "echo the sky?"]
+    assert echo.memory.sessions == []
+
+
+async def test_users_of_the_outer_agent_never_read_each_other() -> None:
+    """Also if the agent has a memory: each call begins with an empty session and leaves nothing."""
+    memory = Memory()
+    sub = expert(memory=memory)
+    sub.backend = ScriptedBackend(
+        otherwise=lambda request: " ".join(str(each.content) for each in request.messages)
+    )
+
+    def say(request: Request) -> Any:
+        last = request.messages[-1]
+        return last.content if last.role == "tool" else calls("expert", request=last.content)
+
+    outer = Agent(ScriptedBackend(otherwise=say), name="boss", tools=[sub.as_tool()])
+    await outer("my card is 4711", session_id="ann")
+    assert (await outer("hello", session_id="bob")).text == "hello"
+    assert memory.sessions == []
+
+
+async def test_questions_hooks_and_contexts_have_the_session_of_the_outer_call() -> None:
+    """At each depth, and None without a session."""
+    seen: list[object] = []
+
+    @tool(approve=True)
+    def paint(ctx: Context[str]) -> str:
+        """Paint."""
+        seen.append((ctx.agent, ctx.session_id))
+        return "done"
+
+    class Note(AgentHook):
+        def before_agent(self, agent: Any, message: Any, session_id: object) -> None:
+            seen.append((agent.name, session_id))
+
+        def after_action(self, agent: Any, message: Any, session_id: object) -> None:
+            seen.append((agent.name, session_id))
+
+    def approve(question: Any) -> bool:
+        seen.append((question.agent, question.session_id))
+        return True
+
+    for session in ("ann", None):
+        inner = Agent(
+            ScriptedBackend(calls("paint"), "painted"),
+            name="painter",
+            description="Paints.",
+            tools=[paint],
+            hooks=[Note()],
+        )
+        sub = expert(calls("painter", request="x"), "done", tools=[inner.as_tool()], hooks=[Note()])
+        seen.clear()
+        await boss(sub, approve=approve)("go", session_id=session, context="x")
+        names = ["expert", "painter", "painter", "painter", "painter", "expert"]
+        assert seen == [(name, session) for name in names]
+
+
+async def test_a_wrong_configuration_fails_the_outer_call() -> None:
+    """No model can correct it."""
+    outer = boss(Agent(name="expert", description="Has no model."))
+    with pytest.raises(ConfigurationError, match="expert"):
+        await outer("go")
+    assert len(outer.backend.requests) == 1
     talker = ConversableAgent("expert", ScriptedBackend("hm"), description="Talks.")
     outer = boss(talker)
     await outer("go")

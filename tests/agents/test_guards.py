@@ -13,7 +13,7 @@ from support.openai_client import serve_to_client
 from support.seeds import SEED, example_count
 
 from anabranch import Agent, AgentMessage, Commander, Context, Retry, tool
-from anabranch.agents import ConversableAgent, Memory, StepAgent
+from anabranch.agents import ConversableAgent, Memory, Sequential, StepAgent
 from anabranch.agents.errors import InputRefused
 from anabranch.backends import Backend
 from anabranch.commander.errors import ConfigurationError
@@ -374,6 +374,11 @@ async def test_a_server_sends_the_text_of_a_refusal_and_hides_other_failures() -
         with pytest.raises(Exception, match="Please send no passwords") as caught:
             await client.chat.completions.create(model="agent", messages=asked)
         assert getattr(caught.value, "status_code", None) == 400
+        events = await client.responses.create(model="agent", input="my password", stream=True)
+        *_, last = [event async for event in events]
+        assert last.type == "response.failed"
+        assert last.response.error is not None
+        assert last.response.error.code == "input_refused"
         asked[0]["content"] = "my secret"
         with pytest.raises(Exception, match="See the server log"):
             await client.chat.completions.create(model="agent", messages=asked)
@@ -492,3 +497,17 @@ async def test_a_guard_may_read_the_context() -> None:
 
     await Scene(check).agent("hi", context="ann")
     assert seen == [("hi", "ann")]
+
+
+async def test_a_sequential_may_have_guards_and_a_description() -> None:
+    """No agent of it shows anything before they pass."""
+
+    def refuse(message: AgentMessage) -> None:
+        raise InputRefused("not here")
+
+    one = Agent(ScriptedBackend("one"), name="one")
+    team = Sequential(one, name="team", description="Writes.", guards=[refuse])
+    assert team.as_tool().description == "Writes."
+    with pytest.raises(InputRefused, match="not here"):
+        await team("Hello", session_id="s")
+    assert one.memory.messages("s") == []

@@ -13,6 +13,7 @@ from support.openai_client import serve_to_client
 
 from anabranch import Agent, Approvals, Commander, handoff, tool
 from anabranch.agents import (
+    AgentHook,
     ConversableAgent,
     JsonParser,
     Memory,
@@ -447,3 +448,21 @@ async def test_agents_with_output_types_hand_over() -> None:
     city.backend = ScriptedBackend('{"name": "Rome"}')
     city.output_validator(lambda output: City(name=output.name.upper()))
     assert await city.as_tool("city", "Knows it.").run({"request": "?"}) == '{"name":"ROME"}'
+
+
+@pytest.mark.parametrize("session", ["ann", None])
+async def test_hooks_of_both_agents_have_the_session_of_the_call(session: str | None) -> None:
+    """Never the name of a temporary session."""
+    seen: list[object] = []
+
+    class Note(AgentHook):
+        def before_agent(self, agent: Any, message: Any, session_id: object) -> None:
+            seen.append((agent.name, session_id))
+
+    backend = ScriptedBackend("done")
+    billing = Agent(backend, name="billing", hooks=[Note()])
+    call = ToolCall(id="1", name="transfer_to_billing", arguments={})
+    first = ScriptedBackend(Message(role="assistant", tool_calls=[call]))
+    triage = Agent(first, name="triage", tools=[handoff(billing)], hooks=[Note()])
+    await triage("My bill is wrong.", session_id=session)
+    assert seen == [("triage", session), ("billing", session)]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from support.chat_command import environment
 from support.examples import EXAMPLES, load_example
@@ -105,6 +106,11 @@ def test_a_person_allows_and_refuses_calls(browser: Any, tmp_path: Path) -> None
 
         ann.ask("another refund")
         ann.see_question()
+        # Neither another user's question nor an unknown or decided one can be answered.
+        answers = [{"user": "ben", "number": number, "allow": True} for number in range(1, 40)]
+        with httpx.Client(base_url=server.url) as client:
+            posts = [client.post("/decide", json=each) for each in answers]
+        assert {each.status_code for each in posts} == {409}
         ann.click("Refuse")
         ann.see("desk: Done: Error")
         assert [text.split(": ")[0] for text in ann.messages] == ["user", "desk", "desk"] * 2

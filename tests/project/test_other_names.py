@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 import anabranch.tools
-from anabranch import Agent, ConfigurationError, Message
+from anabranch import Agent, AgentMessage, ConfigurationError, Message
 from anabranch.agents import (
     ConversableAgent,
     Orchestrator,
@@ -24,7 +24,13 @@ from anabranch.agents import (
     UserProxyAgent,
     reply,
 )
-from anabranch.commander.other_names import CLASS_ADVICE, OPTION_ADVICE, OTHER_OPTIONS
+from anabranch.commander.other_names import (
+    CLASS_ADVICE,
+    OPTION_ADVICE,
+    OTHER_FIELDS,
+    OTHER_OPTIONS,
+    PLACE_ADVICE,
+)
 from anabranch.messages import Request
 from anabranch.testing import ScriptedBackend
 
@@ -62,6 +68,35 @@ def test_an_option_of_another_framework_says_where_its_argument_is() -> None:
         Agent(ScriptedBackend(), deps=None)
 
 
+@pytest.mark.parametrize("name", sorted(PLACE_ADVICE))
+def test_an_option_of_another_class_or_of_a_call_says_where_it_belongs(name: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Agent(**{name: None})
+    assert str(refused.value).endswith(f"has no option {name!r} ({PLACE_ADVICE[name]})")
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_FIELDS))
+def test_a_field_of_another_frameworks_message_says_what_to_write(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no field {name!r}.*mean {OTHER_FIELDS[name]!r}"):
+        AgentMessage(content="Hi", **{name: {}})
+
+
+def test_a_misspelt_field_of_a_message_is_refused_with_the_nearest() -> None:
+    """Stored data with unknown fields is still read."""
+    with pytest.raises(ConfigurationError, match=r"no field 'recevier' \(did you mean 'receiver'"):
+        AgentMessage(content="Hi", recevier="bob")
+    with pytest.raises(ConfigurationError, match="no field 'xyzzy'"):
+        AgentMessage(content="Hi", xyzzy=1)
+    read = AgentMessage.model_validate({"content": "Hi", "colour": "red"})
+    assert read.content == "Hi"
+    assert AgentMessage(content="Hi", formatted=1).output == 1
+
+    class Longer(AgentMessage):
+        colour: str = ""
+
+    assert Longer(content="Hi", colour="red").colour == "red"
+
+
 def test_an_unknown_option_beside_one_with_advice_has_the_usual_advice_too() -> None:
     with pytest.raises(ConfigurationError, match=r"'foo_bar', 'timeout' \(the time .*extra="):
         Agent(ScriptedBackend(), timeout=None, foo_bar=1)
@@ -74,7 +109,8 @@ def test_an_import_of_another_framework_says_what_to_import(name: str) -> None:
     assert hasattr(import_module(home), meant)
     for package in (anabranch, anabranch.tools):
         assert name not in dir(package)
-        with pytest.raises(ImportError, match=f"has no {name}. Use {meant}: from {home} import"):
+        use = "" if name == meant else f"Use {meant}: "
+        with pytest.raises(ImportError, match=f"has no {name}. {use}from {home} import {meant}"):
             exec(f"from {package.__name__} import {name}")
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         exec("from anabranch.tools import Nothing")
