@@ -358,13 +358,12 @@ class Agent(Generic[F]):
                     f"{self.name} stores its sessions in a journal, which has the earlier messages"
                     " of session_id=. Leave out history="
                 )
-        call = kind(
-            self,
-            read_inputs(messages, self.name),
-            session_id,
-            options,
-            has_history=history is not None,
-        )
+        own = None
+        if history is not None and session_id is None:
+            session_id = own = TemporarySession()
+        call = kind(self, read_inputs(messages, self.name), session_id, options)
+        if own is not None:
+            call.at_done(lambda _: own.end())
         if context is not INHERITED:
             call._node_context = context
         if history is not None:

@@ -204,14 +204,12 @@ class AgentCall(CountedCall[AgentMessage[F]], Generic[F], internal=True):
         session_id: SessionId | None,
         options: Mapping[str, Any],
         steering: Steering | None = None,
-        *,
-        has_history: bool = False,
     ) -> None:
         super().__init__(agent.name)
         if steering is not None:
             self._node_steering = steering
         self.agent = agent
-        if session_id is None and (has_history or not agent.has_own_memory):
+        if session_id is None and not agent.has_own_memory:
             session_id = TemporarySession()
             self.at_done(lambda _: cast("TemporarySession", self.session_id).end())
         self.session_id: SessionId = 0 if session_id is None else session_id
