@@ -329,11 +329,13 @@ def _plain_classes(annotation: Any) -> tuple[type[Any], ...]:
         return _plain_classes(origin)  # `dict[str, int]`: the class can be checked
     if annotation is Any or not isinstance(annotation, type):
         return ()
-    is_protocol = vars(annotation).get("_is_protocol")
-    if is_typeddict(annotation) or (
-        is_protocol and not getattr(annotation, "_is_runtime_protocol", False)
-    ):
+    if is_typeddict(annotation):
         return ()
+    if vars(annotation).get("_is_protocol"):
+        try:
+            isinstance(None, annotation)
+        except TypeError:  # it is not `runtime_checkable`
+            return ()
     more: dict[Any, tuple[type[Any], ...]] = {float: (int,), complex: (int, float)}
     return (annotation, *more.get(annotation, ()))
 
