@@ -42,6 +42,7 @@ def as_backend(backend: Backend | str) -> Backend:
     """
     if not isinstance(backend, str):
         return backend
+    backend = backend.strip()
     if backend.startswith("cassette:"):
         return connect(backend)  # it has no connection, and its place in the file must last
     return NamedBackend(backend)

@@ -131,6 +131,7 @@ def connect(
     for argument, value in ("spec", spec), ("model", model or ""), ("base_url", base_url or ""):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users' own
             raise ConfigurationError(f"{argument} must be text, not {type(value).__name__}")
+    spec = spec.strip()
     server = {"base_url": base_url, "api_key": api_key}
     given = settings | {name: value for name, value in server.items() if value is not None}
     prefix, _, name = spec.partition(":")

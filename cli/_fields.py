@@ -42,24 +42,29 @@ def find_work(place: str, assignments: Sequence[str]) -> MakeNode:
         job = cast("Node[Any]", found)
         return lambda: job
     make = cast("Any", found) if callable(found) else None
+    needed: Sequence[str] = ()
     if hasattr(found, "call"):
         from ..agents import Agent  # a slow import, needed only where an agent exists
 
         if isinstance(found, Agent):
             make = cast("Any", found).call
+            needed = ("messages",)  # without one the model would answer nothing
     if make is None:
         raise ConfigurationError(
             f"{place} is a {type(cast('object', found)).__name__}. Name a job class, a @handler"
             " function, or a function that returns a job"
         )
-    args, kwargs = _read_arguments(place, make, assignments)
+    args, kwargs = _read_arguments(place, make, assignments, needed)
     return lambda: make(*args, **kwargs)
 
 
 def _read_arguments(
-    place: str, make: Any, assignments: Sequence[str]
+    place: str, make: Any, assignments: Sequence[str], needed: Sequence[str]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and keyword arguments for `make` from FIELD=VALUE texts."""
+    """Return the positional and keyword arguments for `make` from FIELD=VALUE texts.
+
+    A field in `needed` must be given although the signature does not require it.
+    """
     try:
         parameters = [each for each in parameters_of(make) if each.kind != each.VAR_KEYWORD]
     except (TypeError, ValueError):
@@ -107,9 +112,10 @@ def _read_arguments(
     missing = [
         each.name
         for each in parameters
-        if each.default is each.empty
-        and each.kind != each.VAR_POSITIONAL
-        and each.name not in values
+        if each.name not in values
+        and (
+            each.name in needed or (each.default is each.empty and each.kind != each.VAR_POSITIONAL)
+        )
     ]
     if missing:
         raise make_error(f"missing: {', '.join(missing)}")

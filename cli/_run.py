@@ -112,6 +112,12 @@ def run(
     1 if the job failed; 2 for wrong usage; 128 plus its number after a signal.
     """
 
+    def late(limit: asyncio.Timeout | None, error: Exception) -> Exception:
+        """Return the error of a job; one that names the time if `--timeout` has cancelled it."""
+        if limit is None or not limit.expired():
+            return error
+        return TimeoutError(f"{job} was not done within {timeout:g} s")
+
     async def run_in_tree() -> tuple[Any, Exception | None]:
         """Return the result, or the error of the job or of the function that returns it."""
         # The stack closes after the tree, so that the display shows the end of the tree.
@@ -127,15 +133,16 @@ def run(
                 if display is not None:
                     seen = tracing.live(commander, content=content)
                     stack.enter_context(DisplayThread(display, seen.trace))
+                limit: asyncio.Timeout | None = None
                 try:
                     returned: Any = work()
                     if not isinstance(returned, Node) and isawaitable(returned):
-                        async with asyncio.timeout(timeout):
+                        async with asyncio.timeout(timeout) as limit:
                             returned = await returned
                         if not isinstance(returned, Node):  # an async function, and its result
                             return returned, None
                 except Exception as error:  # noqa: BLE001 - a user's function
-                    return None, error
+                    return None, late(limit, error)
                 if not isinstance(returned, Node):
                     raise ConfigurationError(
                         f"{job} returns a {type(returned).__name__}, not a job, and is not async"
@@ -147,9 +154,10 @@ def run(
                     if file is None:
                         return await commander.run(node, timeout=timeout), None
                     running = file.run(node, run_id=run_id or "", live=live_values)
-                    return await asyncio.wait_for(running, timeout), None
+                    async with asyncio.timeout(timeout) as limit:
+                        return await running, None
                 except Exception as error:  # noqa: BLE001 - an error of the job
-                    return None, error
+                    return None, late(limit, error)
 
     allow_unencodable()
     with report_errors(FAILED, debug, (ConfigurationError,)):

@@ -72,9 +72,9 @@ class Started(Generic[T_co]):
         Each item has a source and a new piece of its text. The source is the name of the agent.
         Outside of agents it is the name of the nearest job above the reply, with the key of its put
         (`Feed[7]`), or of the started node. All text since the start is yielded exactly once, also
-        if the reading begins late, stops and continues. A slow reader gets the unread text of each
-        reply as one piece. The text of one reply keeps its order. Replies at the same time may
-        alternate, also those of the same agent.
+        if the reading begins late, stops and continues: another reading after the end gets none. A
+        slow reader gets the unread text of each reply as one piece. The text of one reply keeps its
+        order. Replies at the same time may alternate, also those of the same agent.
 
         If a retried node fails in the middle of a reply, its text so far has been yielded, and the
         text of the next attempt follows. An answer that no model has streamed, as of an agent's own

@@ -313,7 +313,10 @@ def _context_kinds(annotation: Any) -> tuple[type[Any], ...] | None:
 
 
 def _plain_classes(annotation: Any) -> tuple[type[Any], ...]:
-    """Return the classes of a union of plain classes; () if anything else is in it."""
+    """Return the classes of a union of classes; () if anything else is in it.
+
+    A generic type stands for its class, a protocol for itself if it is `runtime_checkable`.
+    """
     if get_origin(annotation) is Annotated:
         return _plain_classes(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -321,10 +324,18 @@ def _plain_classes(annotation: Any) -> tuple[type[Any], ...]:
         return () if () in every else tuple(kind for each in every for kind in each)
     if annotation is None:
         return (type(None),)
-    if annotation is Any or not isinstance(annotation, type) or get_origin(annotation) is not None:
+    origin = get_origin(annotation)
+    if isinstance(origin, type):
+        return _plain_classes(origin)  # `dict[str, int]`: the class can be checked
+    if annotation is Any or not isinstance(annotation, type):
         return ()
-    if is_typeddict(annotation) or vars(annotation).get("_is_protocol"):
+    if is_typeddict(annotation):
         return ()
+    if vars(annotation).get("_is_protocol"):
+        try:
+            isinstance(None, annotation)
+        except TypeError:  # it is not `runtime_checkable`
+            return ()
     more: dict[Any, tuple[type[Any], ...]] = {float: (int,), complex: (int, float)}
     return (annotation, *more.get(annotation, ()))
 
@@ -332,7 +343,7 @@ def _plain_classes(annotation: Any) -> tuple[type[Any], ...]:
 def _require_kind(value: object, kinds: tuple[type[Any], ...], what: str) -> None:
     checked = _plain_classes(kinds[0]) if len(kinds) == 1 else kinds
     if checked and not isinstance(value, checked):
-        names = " or ".join(kind.__name__ for kind in kinds)
+        names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
         raise ContextError(
             f"{what} needs a context of type {names}, and context= was a {type_name(value)}"
         )

@@ -44,6 +44,10 @@ OTHER_OPTIONS: Mapping[str, str] = {
 """The argument to write instead of an option, where an agent or a call has that argument."""
 
 OPTION_ADVICE: Mapping[str, str] = {
+    "api_base": "connect('openai:MODEL', base_url=...) takes the address",
+    "api_key": "connect('openai:MODEL', api_key=...) takes the key",
+    "base_url": "connect('openai:MODEL', base_url=...) takes the address",
+    "history": "each call takes history=, such as agent(question, history=stored)",
     "code_execution_config": "code runs in a tool: tools=[PythonKernel()]",
     "context": "each call takes context=, such as agent(question, context=user)",
     "deps_type": (

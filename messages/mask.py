@@ -11,7 +11,7 @@ __all__ = ["mask"]
 
 MASK = "***"
 # Names of fields and environment variables with a secret value.
-_SECRET_NAME = re.compile(
+SECRET_NAME = re.compile(
     r"(?:^|[_-])(?:api[_-]?key|apikey|token|secret|password|passwd|authorization|credentials?"
     r"|private[_-]?key)$",
     re.IGNORECASE,
@@ -38,7 +38,7 @@ def mask(value: Any) -> Any:
     secrets = [
         secret
         for name, secret in os.environ.items()
-        if len(secret) >= MIN_SECRET_CHARS and _SECRET_NAME.search(name)
+        if len(secret) >= MIN_SECRET_CHARS and SECRET_NAME.search(name)
     ]
     return _mask(value, secrets)
 
@@ -56,7 +56,7 @@ def _mask(value: Any, secrets: list[str]) -> Any:
             fields = cast("Mapping[str, Any]", value)
             return {
                 _mask(name, secrets): MASK
-                if each and _SECRET_NAME.search(name)
+                if each and SECRET_NAME.search(name)
                 else _mask(each, secrets)
                 for name, each in fields.items()
             }

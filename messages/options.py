@@ -13,6 +13,7 @@ from typing import Any
 
 from ..commander.errors import ConfigurationError
 from ..commander.other_names import OPTION_ADVICE, OTHER_OPTIONS, PLACE_ADVICE
+from .mask import SECRET_NAME
 
 __all__ = ["WIRE_OPTIONS", "StrictSchema", "check_options", "nearest", "parameters_of"]
 
@@ -52,6 +53,9 @@ class StrictSchema(dict[str, Any]):
         return StrictSchema, (dict(self), self.known_as)
 
 
+# Names without the advice to put a field into the body: that is no place for keys and the like.
+NEVER_SENT = frozenset({"api_base", "base_url", "context", "deps", "history", "model"})
+
 MIN_SIMILARITY = 0.6  # of a suggested name; 1.0 is the same name
 
 
@@ -79,9 +83,12 @@ def check_options(
             advice = f"did you mean {near!r}?"
         elif advice is None:
             advice = OPTION_ADVICE.get(OTHER_OPTIONS.get(name, ""))
+        if name not in OPTION_ADVICE and SECRET_NAME.search(str(name)):
+            advice = OPTION_ADVICE["api_key"]
         faults.append(f"{name!r}" + ("" if advice is None else f" ({advice})"))
     message = f"{owner} has no option {', '.join(faults)}"
-    if not has_advice:
+    is_private = any(each in NEVER_SENT or SECRET_NAME.search(str(each)) for each in unknown)
+    if not has_advice and not is_private:
         message += "; pass a field that only your server knows in extra={...}"
     raise ConfigurationError(message)
 

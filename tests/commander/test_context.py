@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import pytest
 from hypothesis import given
@@ -28,6 +28,8 @@ from anabranch import (
     run,
 )
 from anabranch.commander.context import call_with_context
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -70,6 +72,53 @@ def test_a_context_of_another_type_is_an_error():
     assert run(read_user(), context=User("ada")) == "ada"
     with pytest.raises(ContextError, match=r"needs a context of type User, and .* was a str"):
         run(read_user(), context="ada")
+
+
+@dataclass
+class Store(Generic[T]):
+    db: T
+
+
+@runtime_checkable
+class Named(Protocol):
+    name: str
+
+
+class NotChecked(Protocol):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (Store[int], Store(1), User("x")),
+        (Store[list[int]] | None, None, 1),
+        (dict[str, int], {}, []),
+        (Mapping[str, int], {"a": 1}, ["a"]),
+        (tuple[int, ...], (1,), [1]),
+        (Named, User("x"), "x"),
+    ],
+)
+def test_a_generic_context_is_checked_by_its_class(kind: Any, right: object, wrong: object):
+    class ReadsKind(Job[Any]):
+        async def task(self) -> Any:
+            def reads(ctx):
+                return ctx.value
+
+            reads.__annotations__ = {"ctx": Context[kind]}
+            return current_context(kind).value, await call_with_context(reads)
+
+    assert run(ReadsKind(), context=right) == (right, right)
+    with pytest.raises(ContextError, match="needs a context of type"):
+        run(ReadsKind(), context=wrong)
+
+
+def test_a_protocol_that_cannot_be_checked_takes_any_value():
+    class ReadsProtocol(Job[Any]):
+        async def task(self) -> Any:
+            return current_context(NotChecked).value
+
+    assert run(ReadsProtocol(), context=1) == 1
 
 
 async def test_commander_run_and_both_puts_take_a_context():

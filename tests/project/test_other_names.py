@@ -24,6 +24,7 @@ from anabranch.agents import (
     UserProxyAgent,
     reply,
 )
+from anabranch.backends import connect
 from anabranch.commander.other_names import (
     CLASS_ADVICE,
     OPTION_ADVICE,
@@ -54,7 +55,11 @@ def test_an_option_that_is_no_argument_says_what_to_do(name: str) -> None:
     for refuse in (
         lambda: Agent(**{name: None}),
         lambda: ConversableAgent("ann", **{name: None}),
-        *([lambda: Agent().call("Hello", **{name: None})] if name != "context" else []),
+        *(
+            [lambda: Agent().call("Hello", **{name: None})]
+            if name not in ("context", "history")
+            else []
+        ),
         lambda: Request((), options={name: None}),
     ):
         with pytest.raises(ConfigurationError) as refused:
@@ -95,6 +100,23 @@ def test_a_misspelt_field_of_a_message_is_refused_with_the_nearest() -> None:
         colour: str = ""
 
     assert Longer(content="Hi", colour="red").colour == "red"
+
+
+@pytest.mark.parametrize("name", ["api_key", "openai_api_key", "api_base", "base_url", "history"])
+@pytest.mark.parametrize("other", [{}, {"frobnicate": 1}])
+def test_a_key_or_an_address_is_never_advised_to_go_into_the_body(
+    name: str, other: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' \\(.*=") as caught:
+        Agent("openai:gpt-5-mini", **{name: "sk-1234", **other})
+    assert "extra" not in str(caught.value)
+    assert "sk-1234" not in str(caught.value)
+    assert ("connect('openai:MODEL', " in str(caught.value)) == (name != "history")
+
+
+def test_white_space_around_the_name_of_a_model_is_dropped() -> None:
+    assert repr(Agent(" openai:gpt-5-mini\n").backend) == "NamedBackend('openai:gpt-5-mini')"
+    assert connect(" openai:m ", api_key="k").model == "m"
 
 
 def test_an_unknown_option_beside_one_with_advice_has_the_usual_advice_too() -> None:

@@ -131,6 +131,13 @@ class Answers(Durable[int]):
         return await long_answers()
 
 ready = Leaf(7)
+async def wait():
+    await asyncio.sleep(60)
+
+class Waits(Durable[None]):
+    async def task(self):
+        await self.durable.sleep(seconds=60)
+
 writer = Agent(ScriptedBackend(otherwise="An answer."), name="writer")
 number = 5
 '''
@@ -273,6 +280,7 @@ async def test_fields_are_read_by_their_types(folder: Path) -> None:
         (["work:ready", "--append"], "--append requires --record"),
         (["work:ready", "--record", "none/r.jsonl"], "cannot record to 'none/r.jsonl'"),
         (["work:ready", "--timeout", "-1"], "--timeout"),
+        (["work:writer"], "missing: messages; work:writer takes messages"),
     ],
 )
 async def test_wrong_usage_is_one_line(options: list[str], says: str, folder: Path) -> None:
@@ -301,6 +309,13 @@ async def test_a_failure_is_status_1(folder: Path) -> None:
     assert status == 1
     assert "TimeoutError" in err
     assert "Traceback" in err
+
+
+@pytest.mark.parametrize("options", [["wait"], ["Waits", "--journal", "j.db", "--run-id", "w"]])
+async def test_the_error_after_a_timeout_names_the_time(options: list[str], folder: Path) -> None:
+    name, *others = options
+    status, _, err = await call(folder, "run", f"work:{name}", *others, "--timeout", "0.05")
+    assert (status, f"work:{name} was not done within 0.05 s" in err) == (1, True)
 
 
 async def test_a_durable_run_is_stored(folder: Path) -> None:
