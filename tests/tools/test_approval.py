@@ -137,7 +137,7 @@ async def test_wrong_arguments_are_not_asked_about():
 
 
 async def test_a_cancelled_conversation_withdraws_its_questions():
-    """No question is pending, and a late answer has no effect."""
+    """No question is pending, and a late answer changes nothing."""
     waiting = asyncio.Event()
     asked: list[Approval] = []
 
@@ -172,7 +172,7 @@ async def test_without_anyone_to_ask_the_call_is_refused():
 
 
 async def test_an_asker_that_raises_fails_the_caller():
-    """A program error is no refusal that a model should read. The question does not stay open."""
+    """The model reads refusals, and no errors of the program."""
 
     def on_ask(question: Approval) -> None:
         raise OSError("no terminal")
