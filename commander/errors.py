@@ -170,7 +170,7 @@ class ContextError(ConfigurationError):
 def mark_final(error: Exception) -> None:
     """Let an error of the caller's code, such as a failed approval, end the run."""
     # Not by an assignment: a class may refuse attributes.
-    vars(error)["__anabranch_is_final__"] = True
+    vars(error)["__anabranch_final__"] = True
 
 
 def is_final(error: BaseException | None) -> TypeGuard[Exception]:
@@ -178,7 +178,7 @@ def is_final(error: BaseException | None) -> TypeGuard[Exception]:
 
     The model does not read it, no retry repeats the work, and a durable run does not record it.
     """
-    return isinstance(error, ContextError) or getattr(error, "__anabranch_is_final__", False) is True
+    return isinstance(error, ContextError) or getattr(error, "__anabranch_final__", False) is True
 
 
 class NotDurable(AnabranchError, RuntimeError):
