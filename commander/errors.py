@@ -167,10 +167,13 @@ class ContextError(ConfigurationError):
     """
 
 
+# The getter of `BaseException`: a class may refuse attributes, or run its own code at each access.
+_fields_of: Any = BaseException.__dict__["__dict__"].__get__
+
+
 def mark_final(error: Exception) -> None:
     """Let an error of the caller's code, such as a failed approval, end the run."""
-    # Not by an assignment: a class may refuse attributes.
-    vars(error)["__anabranch_final__"] = True
+    _fields_of(error)["__anabranch_final__"] = True
 
 
 def is_final(error: BaseException | None) -> TypeGuard[Exception]:
@@ -178,7 +181,9 @@ def is_final(error: BaseException | None) -> TypeGuard[Exception]:
 
     The model does not read it, no retry repeats the work, and a durable run does not record it.
     """
-    return isinstance(error, ContextError) or getattr(error, "__anabranch_final__", False) is True
+    if error is None:
+        return False
+    return issubclass(type(error), ContextError) or "__anabranch_final__" in _fields_of(error)
 
 
 class NotDurable(AnabranchError, RuntimeError):

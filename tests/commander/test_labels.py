@@ -34,7 +34,10 @@ class Branch(Node[None]):
 
     async def task(self) -> None:
         above = self.parent.actor if isinstance(self.parent, Branch) else None
-        self.actor = self.own if self.acts else above
+        own = self.own
+        if own.session_id is None and above is not None:  # it belongs to the session around it
+            own = own._replace(session_id=above.session_id)
+        self.actor = own if self.acts else above
         assert actor_of(self) == self.actor
         self.seen[self.node_id] = self.path, self.actor, self.key
         await asyncio.sleep(random.randint(0, 2))

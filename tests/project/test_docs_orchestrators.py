@@ -4,6 +4,7 @@ import ast
 import asyncio
 import builtins
 import re
+from contextlib import suppress
 from importlib import import_module
 from inspect import CO_COROUTINE
 from types import FunctionType
@@ -77,6 +78,10 @@ def test_what_is_said_to_be_here_is_here(name: str) -> None:
         return
     first, *rest = name.split(".")
     places = [anabranch, *(import_module(f"anabranch.{room}") for room in ROOMS)]
-    value = next(getattr(place, first) for place in places if hasattr(place, first))
+    value = None
+    for place in places:
+        with suppress(AttributeError, ImportError):  # the latter says where the name is
+            value = getattr(place, first)
+            break
     for part in rest:
         value = getattr(value, part)
