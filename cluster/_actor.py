@@ -250,17 +250,22 @@ def _create(
     with suppress(taken):
         return make()
     # Ray keeps the name of a dead actor while a reference to it exists; killing it frees the name.
+    until = time.monotonic()
     with suppress(ActorNotFound):
         actor = _get_actor(cluster, kind, name)
         if _has_died(cluster, actor):
             cluster.ray.kill(actor)
-    try:
-        return make()
-    except taken:
-        raise ConfigurationError(
-            f"the Ray cluster at {cluster.address} has {kind} {name!r} already; close it or "
-            "use another name"
-        ) from None
+            until += ANSWER_SECONDS / 4
+    while True:
+        try:
+            return make()
+        except taken:
+            if time.monotonic() >= until:
+                raise ConfigurationError(
+                    f"the Ray cluster at {cluster.address} has {kind} {name!r} already; close it"
+                    " or use another name"
+                ) from None
+            time.sleep(0.05)  # Ray frees the name a moment after the kill
 
 
 def _has_died(cluster: Cluster, actor: Any) -> bool:
