@@ -36,7 +36,8 @@ CORE = f"{BARE} backends tools project/test_pickle.py project/test_private_names
 LEFT_OUT = "backends/test_local* backends/test_vllm* backends/test_warm.py backends/test_weights.py"
 NOT_BARE = """
     commander/test_t01_holders.py commander/test_t12_slow.py dispatch/test_repeats.py
-    dispatch/test_wire.py handlers/test_formats.py messages/test_options.py store/test_canonical.py
+    dispatch/test_wire.py handlers/test_formats.py handlers/test_output_types.py
+    messages/test_options.py store/test_canonical.py
     store/test_failure.py store/test_keys.py store/test_kernel.py store/test_processes.py
 """
 
