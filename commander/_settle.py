@@ -144,7 +144,7 @@ async def _start_in_turn(
             start(node)
             try:
                 await node
-            except Exception:
+            except Exception:  # `settle` itself awaits the node after this
                 if record_of(node).state not in DONE:
                     raise  # it cannot be awaited here
 

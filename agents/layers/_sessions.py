@@ -251,7 +251,7 @@ class JournalSessions:
                 answer = made = await run_in_tree(node)
                 record = json.loads(codec.encode(answer))
                 return answer
-            except Exception:
+            except Exception:  # it is raised again below
                 if agent.guards and agent.save_memories(session_id) == start:
                     # A guard may refuse at a resume what it passed before. The memory then has
                     # nothing, but tools of the earlier execution have run.
